@@ -246,6 +246,7 @@ typedef struct mok_layer_sizes {
     size_t workspace_bytes;   /* this rank's own scratch, a layer */
     size_t activations_bytes; /* each mok_activations */
     size_t schedule_bytes;    /* each mok_schedule */
+    size_t comm_bytes;        /* this rank's end of the communicator: workers' scratch and staging */
 } mok_layer_sizes;
 
 /* What a layer of this configuration will allocate on `rank` of `ranks`, with `threads` workers a rank.

@@ -1,0 +1,110 @@
+/* A rank's end of a communicator: what kernels and the layer need from their peers, and no more.
+ *
+ *   peers     a table of plain pointers: every rank's control block, and every rank's part of each
+ *             symmetric allocation
+ *   barrier   between ranks, without read-modify-write operations
+ *   waits     bounded: a wait ends when nothing has moved at the awaited rank for timeout_ms
+ *   faults    the first fault is written into every rank's control block, so that all ranks end alike
+ *
+ * Barrier. Each rank owns slot[R]. To arrive, a rank raises its own epoch and stores it into slot[me] of
+ * every peer; to pass, it waits until all of its slots have reached that epoch.
+ *
+ *   rank 0   slot: [ 7 7 6 7 ]   waits for rank 2, and says so after the deadline
+ *
+ * Why it is enough: the store is a release and the load an acquire, so what a peer wrote before it arrived
+ * is visible after we pass.
+ *
+ * Exchange. Small data go through staging[2] of each control block: write one's own, barrier, read the
+ * peers'. Two buffers suffice: a rank that writes buffer p again has passed the barrier of the exchange in
+ * between, and by arriving there every peer had finished reading p. */
+#ifndef MOK_COMM_COMM_H
+#define MOK_COMM_COMM_H
+
+#include <stdatomic.h>
+
+#include "core/memory.h"
+#include "core/pool.h"
+#include "cpu/kernels.h"
+
+#define MOK_STAGING_BYTES ((size_t)1 << 18)
+
+/* One rank's memory that every peer may touch. */
+typedef struct mok_control {
+    _Alignas(MOK_CACHE_LINE) _Atomic uint32_t slot[MOK_MAX_RANKS]; /* slot[p] is written by rank p */
+    _Alignas(MOK_CACHE_LINE) _Atomic uint64_t progress; /* tasks done; moves while this rank works */
+    _Alignas(MOK_CACHE_LINE) _Atomic uint32_t fault_state; /* 0 none, 1 being written, 2 valid */
+    mok_fault fault;
+    _Alignas(MOK_CACHE_LINE) unsigned char staging[2][MOK_STAGING_BYTES];
+} mok_control;
+
+/* One rank's part of a symmetric allocation, and where the peers' parts are. */
+typedef struct mok_symmetric {
+    unsigned char *peer[MOK_MAX_RANKS];
+    size_t bytes[MOK_MAX_RANKS];
+    struct mok_symmetric_entry *entry; /* the group's record of this rank's part */
+} mok_symmetric;
+
+struct mok_group;
+
+struct mok_comm {
+    int32_t rank;
+    int32_t size;
+    int32_t threads;
+    int32_t timeout_ms;
+    uint32_t epoch;    /* barriers arrived at */
+    uint32_t exchange; /* exchanges made; its low bit picks the staging buffer */
+    mok_allocator allocator;
+    const mok_kernels *kernels;
+    mok_pool *pool;
+    struct mok_group *group;
+    mok_control *control[MOK_MAX_RANKS];
+    unsigned char *scratch; /* threads parts of scratch_stride bytes */
+    size_t scratch_stride;
+    size_t scratch_bytes;
+};
+
+/* A worker's scratch: the kernels' own, then two tiles of fp32. */
+typedef struct mok_worker_scratch {
+    void *product;
+    float *tile[2]; /* [MOK_TILE_ROWS * MOK_TILE_COLS] each */
+} mok_worker_scratch;
+
+mok_worker_scratch mok_comm_scratch(const mok_comm *comm, int32_t worker);
+
+/* Bytes of one rank's end with this many workers, at the given kernels. */
+size_t mok_comm_bytes(const mok_kernels *kernels, int32_t threads);
+
+/* Collective. Every rank passes its own size. Parts live until every rank has released its part, or until
+ * the last rank closes: a peer that still runs may read them. Errors: MEMORY on every rank, PEER. */
+mok_status mok_symmetric_allocate(mok_comm *comm, mok_symmetric *out, size_t bytes, mok_phase phase);
+void mok_symmetric_release(mok_comm *comm, mok_symmetric *symmetric);
+
+/* MOK_ERROR_PEER with its text when the communicator has a fault, else MOK_OK. */
+mok_status mok_comm_check(const mok_comm *comm);
+
+/* Records a fault for every rank, unless there is one already; returns MOK_ERROR_PEER. */
+mok_status mok_comm_fault(mok_comm *comm, int32_t peer, mok_phase phase, int64_t task_idx,
+                          int64_t waited_ms);
+
+/* Waits until *counter has reached value (compared modulo 2^32) or peer makes no progress for timeout_ms.
+ * Errors: PEER. */
+mok_status mok_comm_wait(mok_comm *comm, const _Atomic uint32_t *counter, uint32_t value, int32_t peer,
+                         mok_phase phase, int64_t task_idx);
+
+mok_status mok_comm_barrier_in(mok_comm *comm, mok_phase phase);
+
+/* This rank's staging buffer of the next exchange. Write it, call mok_comm_exchange, then read
+ * mok_comm_staged of every rank before the exchange after the next. */
+unsigned char *mok_comm_stage(mok_comm *comm);
+mok_status mok_comm_exchange(mok_comm *comm, mok_phase phase);
+const unsigned char *mok_comm_staged(const mok_comm *comm, int32_t rank);
+
+/* mok_comm_agree with a phase for faults. */
+mok_status mok_comm_agree_in(mok_comm *comm, mok_status mine, mok_phase phase);
+
+static inline void mok_comm_progress(mok_comm *comm)
+{
+    atomic_fetch_add_explicit(&comm->control[comm->rank]->progress, 1, memory_order_relaxed);
+}
+
+#endif

@@ -1,0 +1,136 @@
+/* Bounded waits, the barrier and faults; comm.h has the argument. */
+#include <sched.h>
+#include <string.h>
+#include <time.h>
+
+#include "comm/comm.h"
+#include "core/relax.h"
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+mok_status mok_comm_check(const mok_comm *comm)
+{
+    const mok_control *mine = comm->control[comm->rank];
+    if (atomic_load_explicit(&mine->fault_state, memory_order_acquire) != 2) {
+        return MOK_OK;
+    }
+    const mok_fault *fault = &mine->fault;
+    return mok_fail(MOK_ERROR_PEER,
+                    fault->rank == fault->peer
+                        ? "rank %d: a worker of rank %d stopped in phase %s, task %lld (after %lld ms)"
+                        : "rank %d waited for rank %d in phase %s, task %lld, for %lld ms",
+                    fault->rank, fault->peer, mok_phase_string(fault->phase),
+                    (long long)fault->task_idx, (long long)fault->waited_ms);
+}
+
+mok_status mok_comm_fault(mok_comm *comm, int32_t peer, mok_phase phase, int64_t task_idx,
+                          int64_t waited_ms)
+{
+    const mok_fault fault = {sizeof fault, comm->rank, peer, phase, task_idx, waited_ms};
+    for (int32_t rank = 0; rank < comm->size; rank++) {
+        mok_control *control = comm->control[rank];
+        uint32_t none = 0;
+        if (atomic_compare_exchange_strong_explicit(&control->fault_state, &none, 1,
+                                                    memory_order_acq_rel, memory_order_acquire)) {
+            control->fault = fault;
+            atomic_store_explicit(&control->fault_state, 2, memory_order_release);
+        }
+    }
+    /* Another fault may still be on its way into our block: it is a matter of a few stores. */
+    while (atomic_load_explicit(&comm->control[comm->rank]->fault_state, memory_order_acquire) != 2) {
+        sched_yield();
+    }
+    return mok_comm_check(comm);
+}
+
+mok_status mok_fault_read(mok_comm *comm, mok_fault *out)
+{
+    MOK_REQUIRE(comm != NULL, MOK_ERROR_ARGUMENT, "comm is NULL");
+    MOK_REQUIRE(out != NULL && out->struct_bytes == sizeof *out, MOK_ERROR_ARGUMENT,
+                "out is NULL or its struct_bytes is not %zu", sizeof *out);
+    const mok_control *mine = comm->control[comm->rank];
+    if (atomic_load_explicit(&mine->fault_state, memory_order_acquire) == 2) {
+        *out = mine->fault;
+    } else {
+        const mok_fault none = {sizeof none, -1, -1, MOK_PHASE_NONE, -1, 0};
+        *out = none;
+    }
+    return MOK_OK;
+}
+
+static bool reached(const _Atomic uint32_t *counter, uint32_t value)
+{
+    return (int32_t)(atomic_load_explicit(counter, memory_order_acquire) - value) >= 0;
+}
+
+mok_status mok_comm_wait(mok_comm *comm, const _Atomic uint32_t *counter, uint32_t value, int32_t peer,
+                         mok_phase phase, int64_t task_idx)
+{
+    for (int spin = 0; spin < 64; spin++) {
+        if (reached(counter, value)) {
+            return MOK_OK;
+        }
+        mok_cpu_relax();
+    }
+    const _Atomic uint64_t *progress = &comm->control[peer]->progress;
+    uint64_t seen = atomic_load_explicit(progress, memory_order_relaxed);
+    int64_t since = now_ms();
+    for (int64_t round = 0;; round++) {
+        if (reached(counter, value)) {
+            return MOK_OK;
+        }
+        MOK_TRY(mok_comm_check(comm));
+        /* More runnable threads than cores are usual here, so give the core away at once, and after a
+         * while for longer. */
+        if (round < 200) {
+            sched_yield();
+            continue;
+        }
+        const struct timespec pause = {0, round < 2000 ? 50000 : 500000};
+        nanosleep(&pause, NULL);
+        const uint64_t current = atomic_load_explicit(progress, memory_order_relaxed);
+        const int64_t now = now_ms();
+        if (current != seen) {
+            seen = current;
+            since = now;
+        } else if (now - since >= comm->timeout_ms) {
+            return mok_comm_fault(comm, peer, phase, task_idx, now - since);
+        }
+    }
+}
+
+mok_status mok_comm_barrier_in(mok_comm *comm, mok_phase phase)
+{
+    MOK_TRY(mok_comm_check(comm));
+    comm->epoch++;
+    for (int32_t rank = 0; rank < comm->size; rank++) {
+        atomic_store_explicit(&comm->control[rank]->slot[comm->rank], comm->epoch,
+                              memory_order_release);
+    }
+    const mok_control *mine = comm->control[comm->rank];
+    for (int32_t rank = 0; rank < comm->size; rank++) {
+        MOK_TRY(mok_comm_wait(comm, &mine->slot[rank], comm->epoch, rank, phase, -1));
+    }
+    return MOK_OK;
+}
+
+unsigned char *mok_comm_stage(mok_comm *comm)
+{
+    return comm->control[comm->rank]->staging[(comm->exchange + 1) & 1];
+}
+
+mok_status mok_comm_exchange(mok_comm *comm, mok_phase phase)
+{
+    comm->exchange++;
+    return mok_comm_barrier_in(comm, phase);
+}
+
+const unsigned char *mok_comm_staged(const mok_comm *comm, int32_t rank)
+{
+    return comm->control[rank]->staging[comm->exchange & 1];
+}
