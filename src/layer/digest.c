@@ -22,17 +22,27 @@ static void finish(mok_digest *out, XXH3_state_t *state)
     (void)XXH3_freeState(state);
 }
 
-static void update_axis(XXH3_state_t *state, const mok_tensor *tensor, int32_t axis,
-                        const unsigned char *data)
+/* Rows in row-major order: the axes but the last count up like an odometer. */
+static void update_rows(XXH3_state_t *state, const mok_tensor *tensor)
 {
     const size_t element = mok_dtype_bytes(tensor->dtype);
-    if (axis == tensor->rank - 1) {
-        (void)XXH3_128bits_update(state, data, (size_t)tensor->shape[axis] * element);
-        return;
-    }
-    for (int64_t i = 0; i < tensor->shape[axis]; i++) {
-        update_axis(state, tensor, axis + 1, data + (size_t)(i * tensor->stride[axis]) * element);
-    }
+    const int32_t last = tensor->rank - 1;
+    int64_t at[MOK_TENSOR_MAX_RANK] = {0};
+    int32_t axis;
+    do {
+        int64_t offset = 0;
+        for (int32_t i = 0; i < last; i++) {
+            offset += at[i] * tensor->stride[i];
+        }
+        (void)XXH3_128bits_update(state, (const unsigned char *)tensor->data + (size_t)offset * element,
+                                  (size_t)tensor->shape[last] * element);
+        for (axis = last - 1; axis >= 0; axis--) {
+            if (++at[axis] < tensor->shape[axis]) {
+                break;
+            }
+            at[axis] = 0;
+        }
+    } while (axis >= 0);
 }
 
 mok_status mok_digest_tensor(mok_digest *out, const mok_tensor *tensor, mok_arith arith)
@@ -66,7 +76,7 @@ mok_status mok_digest_tensor(mok_digest *out, const mok_tensor *tensor, mok_arit
         update_word(state, tensor->shape[axis]);
     }
     if (!empty) {
-        update_axis(state, tensor, 0, tensor->data);
+        update_rows(state, tensor);
     }
     finish(out, state);
     return MOK_OK;

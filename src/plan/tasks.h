@@ -7,7 +7,9 @@
  *
  *   forward     macrobatches from the last to the first, so that the ring is left holding the first
  *     stage 0          dispatch(0), then the shared expert's gate/up and down, which hide it
- *     stage s          combine(s-2), gate_up(s-1), dispatch(s), down(s-1)
+ *     stage s          combine(s-2-lag), gate_up(s-1), dispatch(s), down(s-1-lag)
+ *                      lag is 1 where no minibatch stands right behind the occupant of its ring slots:
+ *                      then a down task never follows the gate_up tasks that it needs at once
  *   recompute   stage s: gate_up(s-1), dispatch(s), over the first macrobatch only
  *   backward    macrobatches ascending; those after the first are replayed
  *     stage s of m     combine(s-2), [gate_up(s-1)], d_hidden(s-1), dispatch(s), dx(s-1)
@@ -88,7 +90,11 @@ typedef struct mok_plan {
     int64_t macro_count;  /* at least 1 in backward, where empty experts are written too */
     int64_t token_blocks; /* blocks of the shared expert, or of the fold */
     int64_t lanes;        /* token lanes of the shared expert's weight gradients */
+    /* Which tasks are numbered: an executor may give communication (dispatch, combine) and computing lists
+     * of their own, and may let down and dx write to the slots themselves, which leaves no combine. */
+    bool list_comm, list_compute, fused_combine;
     /* derived */
+    int64_t lag;
     int64_t inner_tiles, hidden_tiles;
     int64_t shared_inner_tiles;
     int64_t wgrad_tiles, shared_wgrad_tiles; /* tiles of one [I, H], gate, up or down alike */
@@ -112,35 +118,6 @@ static inline MOK_HD int64_t mok_counter_blocks(const mok_shape *shape)
 static inline MOK_HD int64_t mok_counter_at(const mok_plan *plan, mok_counter counter, int64_t idx)
 {
     return (int64_t)counter * plan->counter_blocks + idx;
-}
-
-static inline MOK_HD mok_plan mok_plan_make(mok_pass pass, const mok_shape *shape, int64_t row_blocks,
-                                            int64_t tokens, int64_t lanes)
-{
-    mok_plan plan;
-    plan.pass = pass;
-    plan.shape = shape;
-    plan.blocks = pass == MOK_PASS_FOLD ? 0 : row_blocks;
-    if (pass == MOK_PASS_RECOMPUTE && plan.blocks > shape->macro_blocks) {
-        plan.blocks = shape->macro_blocks;
-    }
-    plan.macro_count = mok_blocks_of(plan.blocks, shape->macro_blocks);
-    if (pass == MOK_PASS_BACKWARD && plan.macro_count == 0) {
-        plan.macro_count = 1;
-    }
-    plan.token_blocks = pass == MOK_PASS_FOLD      ? mok_blocks_of(tokens, MOK_FOLD_TOKENS)
-                        : shape->shared_inner == 0 ? 0
-                                                   : mok_blocks_of(tokens, 128);
-    plan.lanes = shape->shared_inner == 0 ? 0 : lanes;
-    plan.inner_tiles = mok_blocks_of(shape->inner, shape->inner_cols);
-    plan.hidden_tiles = mok_blocks_of(shape->hidden, shape->hidden_cols);
-    plan.shared_inner_tiles = mok_blocks_of(shape->shared_inner, shape->inner_cols);
-    plan.wgrad_tiles = 2 * mok_wgrad_tiles(shape->inner, shape->hidden) +
-                       mok_wgrad_tiles(shape->hidden, shape->inner);
-    plan.shared_wgrad_tiles = 2 * mok_wgrad_tiles(shape->shared_inner, shape->hidden) +
-                              mok_wgrad_tiles(shape->hidden, shape->shared_inner);
-    plan.counter_blocks = mok_counter_blocks(shape);
-    return plan;
 }
 
 /* ---- Macrobatches and minibatches -------------------------------------------------------------------- */
@@ -229,6 +206,50 @@ static inline MOK_HD int64_t mok_forward_minis(const mok_plan *plan)
                           last * mok_blocks_of(plan->shape->macro_blocks, plan->shape->mini_blocks);
 }
 
+/* ---- The plan --------------------------------------------------------------------------------------- */
+
+/* Minibatches between a ring slot's occupants are those of one macrobatch; all but the last are alike. */
+static inline MOK_HD int64_t mok_plan_lag(const mok_plan *plan)
+{
+    if (plan->pass != MOK_PASS_FORWARD) {
+        return 0;
+    }
+    return plan->macro_count <= 1 || mok_macro_minis(plan, plan->macro_count - 1) > 1 ? 1 : 0;
+}
+
+static inline MOK_HD mok_plan mok_plan_make(mok_pass pass, const mok_shape *shape, int64_t row_blocks,
+                                            int64_t tokens, int64_t lanes)
+{
+    mok_plan plan;
+    plan.pass = pass;
+    plan.shape = shape;
+    plan.blocks = pass == MOK_PASS_FOLD ? 0 : row_blocks;
+    if (pass == MOK_PASS_RECOMPUTE && plan.blocks > shape->macro_blocks) {
+        plan.blocks = shape->macro_blocks;
+    }
+    plan.macro_count = mok_blocks_of(plan.blocks, shape->macro_blocks);
+    if (pass == MOK_PASS_BACKWARD && plan.macro_count == 0) {
+        plan.macro_count = 1;
+    }
+    plan.token_blocks = pass == MOK_PASS_FOLD      ? mok_blocks_of(tokens, MOK_FOLD_TOKENS)
+                        : shape->shared_inner == 0 ? 0
+                                                   : mok_blocks_of(tokens, 128);
+    plan.lanes = shape->shared_inner == 0 ? 0 : lanes;
+    plan.list_comm = true;
+    plan.list_compute = true;
+    plan.fused_combine = false;
+    plan.lag = mok_plan_lag(&plan);
+    plan.inner_tiles = mok_blocks_of(shape->inner, shape->inner_cols);
+    plan.hidden_tiles = mok_blocks_of(shape->hidden, shape->hidden_cols);
+    plan.shared_inner_tiles = mok_blocks_of(shape->shared_inner, shape->inner_cols);
+    plan.wgrad_tiles = 2 * mok_wgrad_tiles(shape->inner, shape->hidden) +
+                       mok_wgrad_tiles(shape->hidden, shape->inner);
+    plan.shared_wgrad_tiles = 2 * mok_wgrad_tiles(shape->shared_inner, shape->hidden) +
+                              mok_wgrad_tiles(shape->hidden, shape->shared_inner);
+    plan.counter_blocks = mok_counter_blocks(shape);
+    return plan;
+}
+
 /* ---- What each kind waits for and raises --------------------------------------------------------------- */
 
 static inline MOK_HD void mok_task_wait(mok_task *task, int64_t idx, int64_t value)
@@ -265,7 +286,7 @@ static inline MOK_HD void mok_task_link_forward(const mok_plan *plan, mok_task *
         break;
     case MOK_TASK_DOWN:
         mok_task_wait(task, mok_counter_at(plan, MOK_COUNTER_H, b), plan->inner_tiles);
-        if (reused) {
+        if (reused && !plan->fused_combine) {
             mok_task_wait(task, mok_counter_at(plan, MOK_COUNTER_OUT, before), 1);
         }
         mok_task_raise(task, mok_counter_at(plan, MOK_COUNTER_Y, b));
@@ -385,31 +406,64 @@ static inline MOK_HD bool mok_take_wgrad(mok_task *task, int64_t *idx, mok_task_
     return true;
 }
 
+static inline MOK_HD int64_t mok_if(bool condition, int64_t count)
+{
+    return condition ? count : 0;
+}
+
 /* Tasks before stage s of a forward or recompute walk. */
 static inline MOK_HD int64_t mok_forward_before(const mok_plan *plan, int64_t s)
 {
     const bool whole = plan->pass == MOK_PASS_FORWARD;
-    int64_t count = mok_forward_blocks_before(plan, s) +
-                    mok_forward_blocks_before(plan, s - 1) *
-                        (plan->inner_tiles + (whole ? plan->hidden_tiles : 0));
-    if (whole) {
-        count += mok_forward_blocks_before(plan, s - 2);
+    int64_t count = 0;
+    if (plan->list_comm) {
+        count += mok_forward_blocks_before(plan, s);
+        if (whole && !plan->fused_combine) {
+            count += mok_forward_blocks_before(plan, s - 2 - plan->lag);
+        }
     }
-    if (s > 0) {
-        count += plan->token_blocks *
-                 (plan->shared_inner_tiles + (whole ? plan->hidden_tiles : 0));
+    if (plan->list_compute) {
+        count += mok_forward_blocks_before(plan, s - 1) * plan->inner_tiles;
+        if (whole) {
+            count += mok_forward_blocks_before(plan, s - 1 - plan->lag) * plan->hidden_tiles;
+        }
+        if (s > 0) {
+            count += plan->token_blocks *
+                     (plan->shared_inner_tiles + mok_if(whole, plan->hidden_tiles));
+        }
     }
     return count;
 }
 
 static inline MOK_HD int64_t mok_forward_stages(const mok_plan *plan)
 {
-    return mok_forward_minis(plan) + 2;
+    return mok_forward_minis(plan) + 2 + plan->lag;
+}
+
+/* Task idx of stage s; left counts from the stage's first. */
+static inline MOK_HD void mok_forward_task_of(const mok_plan *plan, int64_t s, int64_t left,
+                                              mok_task *task)
+{
+    const bool whole = plan->pass == MOK_PASS_FORWARD;
+    const bool comm = plan->list_comm;
+    const bool compute = plan->list_compute;
+    const mok_stretch tokens = {0, 0, plan->token_blocks};
+    if ((comm && whole && !plan->fused_combine &&
+         mok_take_stretch(task, &left, MOK_TASK_COMBINE, mok_forward_mini(plan, s - 2 - plan->lag), 1)) ||
+        (compute && mok_take_stretch(task, &left, MOK_TASK_GATE_UP, mok_forward_mini(plan, s - 1),
+                                     plan->inner_tiles)) ||
+        (comm && mok_take_stretch(task, &left, MOK_TASK_DISPATCH, mok_forward_mini(plan, s), 1)) ||
+        (compute && whole &&
+         mok_take_stretch(task, &left, MOK_TASK_DOWN, mok_forward_mini(plan, s - 1 - plan->lag),
+                          plan->hidden_tiles)) ||
+        mok_take_stretch(task, &left, MOK_TASK_SHARED_GATE_UP, tokens, plan->shared_inner_tiles) ||
+        (whole && mok_take_stretch(task, &left, MOK_TASK_SHARED_DOWN, tokens, plan->hidden_tiles))) {
+        mok_task_link_forward(plan, task);
+    }
 }
 
 static inline MOK_HD void mok_forward_task(const mok_plan *plan, int64_t idx, mok_task *task)
 {
-    const bool whole = plan->pass == MOK_PASS_FORWARD;
     int64_t low = 0;
     int64_t high = mok_forward_stages(plan);
     while (high - low > 1) { /* the last stage that begins at or before idx */
@@ -420,23 +474,7 @@ static inline MOK_HD void mok_forward_task(const mok_plan *plan, int64_t idx, mo
             high = middle;
         }
     }
-    const int64_t s = low;
-    const mok_stretch tokens = {0, 0, plan->token_blocks};
-    int64_t left = idx - mok_forward_before(plan, s);
-    if ((whole && mok_take_stretch(task, &left, MOK_TASK_COMBINE, mok_forward_mini(plan, s - 2), 1)) ||
-        mok_take_stretch(task, &left, MOK_TASK_GATE_UP, mok_forward_mini(plan, s - 1),
-                         plan->inner_tiles) ||
-        mok_take_stretch(task, &left, MOK_TASK_DISPATCH, mok_forward_mini(plan, s), 1) ||
-        (whole && mok_take_stretch(task, &left, MOK_TASK_DOWN, mok_forward_mini(plan, s - 1),
-                                   plan->hidden_tiles))) {
-        mok_task_link_forward(plan, task);
-        return;
-    }
-    if (mok_take_stretch(task, &left, MOK_TASK_SHARED_GATE_UP, tokens, plan->shared_inner_tiles) ||
-        (whole &&
-         mok_take_stretch(task, &left, MOK_TASK_SHARED_DOWN, tokens, plan->hidden_tiles))) {
-        mok_task_link_forward(plan, task);
-    }
+    mok_forward_task_of(plan, low, idx - mok_forward_before(plan, low), task);
 }
 
 /* Tasks of macrobatch m in backward: the first also has the shared expert's. */
@@ -554,8 +592,7 @@ static inline MOK_HD int64_t mok_task_count(const mok_plan *plan)
     return count;
 }
 
-/* Task idx in [0, mok_task_count). */
-static inline MOK_HD mok_task mok_task_at(const mok_plan *plan, int64_t idx)
+static inline MOK_HD mok_task mok_task_empty(int64_t idx)
 {
     mok_task task;
     task.kind = MOK_TASK_FOLD;
@@ -565,11 +602,45 @@ static inline MOK_HD mok_task mok_task_at(const mok_plan *plan, int64_t idx)
     task.expert = 0;
     task.wait_count = 0;
     task.raise_count = 0;
+    return task;
+}
+
+/* Task idx in [0, mok_task_count). */
+static inline MOK_HD mok_task mok_task_at(const mok_plan *plan, int64_t idx)
+{
+    mok_task task = mok_task_empty(idx);
     if (plan->pass == MOK_PASS_BACKWARD) {
         mok_backward_task(plan, idx, &task);
     } else if (plan->pass != MOK_PASS_FOLD) {
         mok_forward_task(plan, idx, &task);
     }
+    return task;
+}
+
+/* A walk through a forward list with rising numbers: finds the stage by moving on instead of searching. */
+typedef struct mok_cursor {
+    int64_t stage, begin, end; /* tasks of the stage are [begin, end) */
+} mok_cursor;
+
+static inline MOK_HD mok_cursor mok_cursor_make(void)
+{
+    mok_cursor cursor;
+    cursor.stage = -1;
+    cursor.begin = 0;
+    cursor.end = 0;
+    return cursor;
+}
+
+/* The same task as mok_task_at, for a forward or recompute plan and an idx not below the last one. */
+static inline MOK_HD mok_task mok_cursor_task(const mok_plan *plan, mok_cursor *cursor, int64_t idx)
+{
+    mok_task task = mok_task_empty(idx);
+    while (idx >= cursor->end) {
+        cursor->stage++;
+        cursor->begin = cursor->end;
+        cursor->end = mok_forward_before(plan, cursor->stage + 1);
+    }
+    mok_forward_task_of(plan, cursor->stage, idx - cursor->begin, &task);
     return task;
 }
 
