@@ -31,7 +31,7 @@ static mok_status check_matrix(const mok_tensor *tensor, const char *name, mok_d
     return mok_check_tensor(tensor, &wanted);
 }
 
-static mok_status check_weights(const mok_shape *shape, const mok_weights_view *weights)
+mok_status mok_weights_check(const mok_shape *shape, const mok_weights_view *weights)
 {
     MOK_REQUIRE(weights != NULL, MOK_ERROR_ARGUMENT, "weights is NULL");
     MOK_REQUIRE(weights->struct_bytes == sizeof *weights, MOK_ERROR_ARGUMENT,
@@ -162,7 +162,7 @@ mok_status mok_arguments_check(const mok_arguments *arguments, bool backward)
                 "activations were made with another build of the schedule");
     const int64_t tokens = schedule->tokens;
     MOK_TRY(check_matrix(arguments->x, "x", MOK_DTYPE_BF16, 0, tokens, shape->hidden, 0));
-    MOK_TRY(check_weights(shape, arguments->weights));
+    MOK_TRY(mok_weights_check(shape, arguments->weights));
     if (backward || arguments->out != NULL || arguments->router_weights != NULL) {
         MOK_TRY(check_matrix(arguments->router_weights, "router_weights", MOK_DTYPE_F32, 0, tokens,
                              shape->slots, 0));

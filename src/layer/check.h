@@ -4,6 +4,7 @@
 #define MOK_LAYER_CHECK_H
 
 #include "core/memory.h"
+#include "plan/shape.h"
 
 /* What a tensor must look like. dtype_other is a second dtype that will do, or 0. shape[i] is the extent,
  * or with token_axis the first extent is bounded by shape[0] instead. */
@@ -27,5 +28,8 @@ typedef struct mok_named_tensor {
 /* No output shares a byte with any other tensor of the list. Rows are compared, not hulls: gate and up may
  * be interleaved views of one tensor. Tensors must have passed mok_check_tensor. Errors: OVERLAP. */
 mok_status mok_check_overlap(const mok_named_tensor *tensors, int count);
+
+/* Struct, dtypes, shapes and strides of a rank's weights. Errors: ARGUMENT, SHAPE, UNSUPPORTED. */
+mok_status mok_weights_check(const mok_shape *shape, const mok_weights_view *weights);
 
 #endif

@@ -1,6 +1,7 @@
 /* Digests of logical units: XXH3 over shape, dtype, class and bytes. */
 #include <stdio.h>
 #include <string.h>
+#define XXH_INLINE_ALL /* compiled in: the library then needs nothing beside the C library */
 #include <xxhash.h>
 
 #include "layer/check.h"

@@ -1,0 +1,84 @@
+/* Offsets of a virtual rank's device memory. */
+#include "cuda/layout.h"
+
+#define BF16 sizeof(uint16_t)
+#define LINE 128 /* bytes of a cache line on the device */
+
+static mok_status check_multiple(const char *name, int64_t value)
+{
+    MOK_REQUIRE(value % 16 == 0, MOK_ERROR_SHAPE, "config.%s is %lld, must be a multiple of 16 on the device",
+                name, (long long)value);
+    return MOK_OK;
+}
+
+mok_status mok_cuda_shape_make(mok_shape *out, const mok_layer_config *config, int32_t ranks, int32_t rank,
+                               int32_t blocks)
+{
+    MOK_TRY(mok_shape_make(out, config, ranks, rank));
+    MOK_TRY(check_multiple("hidden", config->hidden));
+    MOK_TRY(check_multiple("intermediate", config->intermediate));
+    MOK_TRY(check_multiple("shared_intermediate", config->shared_intermediate));
+    out->inner_cols = 128;
+    out->hidden_cols = 256;
+    if (config->minibatch_rows == 0) {
+        const int64_t tiles = mok_ceil_div(config->intermediate, 128);
+        const int64_t wanted = mok_max64(mok_ceil_div(2 * (int64_t)blocks, tiles), 16);
+        out->mini_blocks = mok_min64(wanted, out->macro_blocks);
+    }
+    return MOK_OK;
+}
+
+static size_t add_words(mok_extent *extent, int64_t count)
+{
+    return mok_extent_add(extent, mok_round_up(count * (int64_t)sizeof(uint32_t), LINE), 1, 1, 1);
+}
+
+bool mok_cuda_layout_make(mok_cuda_layout *out, const mok_shape *shape)
+{
+    const int64_t ring = shape->macro_blocks * MOK_ROW_BLOCK;
+    const int64_t tokens = shape->max_tokens;
+    const int64_t shared_tokens = shape->shared_inner > 0 ? tokens : 0;
+    mok_extent extent = {0, false};
+    out->ring_x = mok_extent_add(&extent, ring, shape->hidden, 1, BF16);
+    out->ring_g = mok_extent_add(&extent, ring, shape->inner, 1, BF16);
+    out->ring_u = mok_extent_add(&extent, ring, shape->inner, 1, BF16);
+    out->ring_h = mok_extent_add(&extent, ring, shape->inner, 1, BF16);
+    out->shared_g = mok_extent_add(&extent, shared_tokens, shape->shared_inner, 1, BF16);
+    out->shared_u = mok_extent_add(&extent, shared_tokens, shape->shared_inner, 1, BF16);
+    out->shared_h = mok_extent_add(&extent, shared_tokens, shape->shared_inner, 1, BF16);
+    out->shared_y = mok_extent_add(&extent, shared_tokens, shape->hidden, 1, BF16);
+    out->slots = mok_extent_add(&extent, tokens, shape->slots, shape->hidden, BF16);
+    out->routes = mok_extent_add(&extent, tokens, shape->slots, 1, sizeof(int32_t));
+    out->peer_rank = mok_extent_add(&extent, shape->capacity_blocks, MOK_ROW_BLOCK, 1, sizeof(int32_t));
+    out->peer_slot = mok_extent_add(&extent, shape->capacity_blocks, MOK_ROW_BLOCK, 1, sizeof(int32_t));
+    out->block_expert = mok_extent_add(&extent, shape->capacity_blocks, 1, 1, sizeof(int32_t));
+    out->segment_begin = mok_extent_add(&extent, shape->expert_count + 1, 1, 1, sizeof(int64_t));
+    out->segment_count = mok_extent_add(&extent, shape->expert_count, 1, 1, sizeof(int64_t));
+    out->words = mok_extent_add(&extent, LINE, 1, 1, 1);
+    out->row_count = add_words(&extent, 2);
+    out->counters = add_words(&extent, MOK_COUNTERS * mok_counter_blocks(shape));
+    out->next_compute = add_words(&extent, 1);
+    out->done = add_words(&extent, 1);
+    out->left = add_words(&extent, 1);
+    out->epoch = add_words(&extent, 1);
+    out->slot = add_words(&extent, shape->ranks);
+    out->bytes = extent.bytes;
+    return !extent.overflow;
+}
+
+int64_t mok_cuda_chunks_of(int64_t tokens, int64_t slots)
+{
+    return mok_ceil_div(tokens * slots, MOK_SM90_CHUNK_ROUTES);
+}
+
+bool mok_cuda_common_layout_make(mok_cuda_common_layout *out, const mok_shape *shape)
+{
+    const int64_t chunks = shape->ranks * mok_cuda_chunks_of(shape->max_tokens, shape->slots);
+    mok_extent extent = {0, false};
+    out->chunk_count = mok_extent_add(&extent, shape->experts, chunks, 1, sizeof(uint32_t));
+    out->total = mok_extent_add(&extent, shape->experts, 1, 1, sizeof(uint32_t));
+    out->abort = mok_extent_add(&extent, LINE, 1, 1, 1);
+    out->silu = mok_extent_add(&extent, 65536, 1, 1, sizeof(float));
+    out->bytes = extent.bytes;
+    return !extent.overflow;
+}

@@ -1,0 +1,78 @@
+/* A block's shared memory, and what its roles tell each other.
+ *
+ *   stages    3 x 48 KB   tiles of A and B, filled by the copy engine, read by the products
+ *   staging   66 KB       a finished 128 x 256 tile in bf16, from the consumers to the store warps
+ *   control               barriers, the ring of tasks, the plan
+ *
+ *   producer   takes a task, waits for its operands, puts it into the ring, fills stages
+ *   consumers  two warpgroups, 64 rows each: products of a tile, rounded into staging
+ *   stores     three warps: SwiGLU or scatter of a staged tile, then the task's counters */
+#ifndef MOK_CUDA_SM90_BLOCK_CUH
+#define MOK_CUDA_SM90_BLOCK_CUH
+
+#include "cuda/sm90/params.h"
+#include "cuda/sm90/ptx/barrier.cuh"
+
+#define SM90_CONSUMER_THREADS 256
+#define SM90_STORE_THREADS 96
+
+/* One product tile. */
+typedef struct sm90_tile {
+    int32_t kind;       /* mok_task_kind, or -1: stop */
+    int32_t k_steps;    /* of 64 */
+    int32_t row_count;  /* rows of the 128 that hold a route or token */
+    int32_t col, cols;  /* of the output: first column and how many of this tile's exist */
+    int32_t source_row; /* first row in the schedule, or token */
+    int32_t store_row;  /* first row in the output buffer: ring row or token */
+    int32_t raise_count;
+    int64_t raise_idx[MOK_TASK_MAX_RAISES];
+} sm90_tile;
+
+typedef struct sm90_control {
+    uint64_t full[MOK_SM90_STAGES], empty[MOK_SM90_STAGES];
+    uint64_t task_full[MOK_SM90_TASK_SLOTS], task_empty[MOK_SM90_TASK_SLOTS];
+    uint64_t staged_full, staged_empty;
+    sm90_tile tile[MOK_SM90_TASK_SLOTS];
+    mok_plan plan;
+    uint32_t flag; /* a value that one thread tells the block */
+    uint32_t last;
+} sm90_control;
+
+#define SM90_STAGING_OFFSET (MOK_SM90_STAGES * MOK_SM90_STAGE_BYTES)
+#define SM90_CONTROL_OFFSET (SM90_STAGING_OFFSET + MOK_SM90_STAGING_BYTES)
+#define SM90_SHARED_BYTES (SM90_CONTROL_OFFSET + (int)sizeof(sm90_control))
+
+static __device__ __forceinline__ sm90_control *sm90_control_of(unsigned char *shared)
+{
+    return (sm90_control *)(void *)(shared + SM90_CONTROL_OFFSET);
+}
+
+/* Position in a ring of barriers: the slot, and the parity of its current round. */
+typedef struct sm90_ring {
+    uint32_t slot, parity;
+} sm90_ring;
+
+template <int slots> static __device__ __forceinline__ void sm90_ring_next(sm90_ring *ring)
+{
+    if (++ring->slot == slots) {
+        ring->slot = 0;
+        ring->parity ^= 1;
+    }
+}
+
+static __device__ __forceinline__ void sm90_control_init(sm90_control *control)
+{
+    for (int i = 0; i < MOK_SM90_STAGES; i++) {
+        ptx_mbarrier_init(ptx_shared_address(&control->full[i]), 1);
+        ptx_mbarrier_init(ptx_shared_address(&control->empty[i]), 2);
+    }
+    for (int i = 0; i < MOK_SM90_TASK_SLOTS; i++) {
+        ptx_mbarrier_init(ptx_shared_address(&control->task_full[i]), 1);
+        ptx_mbarrier_init(ptx_shared_address(&control->task_empty[i]), 3);
+    }
+    ptx_mbarrier_init(ptx_shared_address(&control->staged_full), SM90_CONSUMER_THREADS);
+    ptx_mbarrier_init(ptx_shared_address(&control->staged_empty), SM90_STORE_THREADS);
+    ptx_fence_mbarrier_init();
+}
+
+#endif

@@ -1,0 +1,82 @@
+/* A consumer warpgroup: products of 64 rows of a tile, K ascending, rounded to bf16 into staging. */
+#ifndef MOK_CUDA_SM90_CONSUMER_CUH
+#define MOK_CUDA_SM90_CONSUMER_CUH
+
+#include "cuda/sm90/block.cuh"
+#include "cuda/sm90/ptx/matrix.cuh"
+#include "cuda/sm90/ptx/wgmma.cuh"
+
+/* One product group stays in flight: a stage goes back when the group after it has been issued. */
+static __device__ __forceinline__ void sm90_chain(float (&d)[128], const sm90_control *control,
+                                                  uint32_t stages, int group, int32_t k_steps,
+                                                  sm90_ring *stage)
+{
+    const bool elected = threadIdx.x % 128 == 0;
+    uint32_t release = 0;
+    for (int32_t k = 0; k < k_steps; k++) {
+        const uint32_t at = stages + stage->slot * MOK_SM90_STAGE_BYTES;
+        const uint64_t a = wgmma_descriptor(at + (uint32_t)group * 8192);
+        const uint64_t b = wgmma_descriptor(at + 16384);
+        mbarrier_wait(ptx_shared_address(&control->full[stage->slot]), stage->parity);
+        ptx_wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            ptx_wgmma_m64n256k16(d, a + 2 * i, b + 2 * i, k | i);
+        }
+        ptx_wgmma_commit();
+        ptx_wgmma_wait<1>();
+        if (elected && k > 0) {
+            ptx_mbarrier_arrive(release);
+        }
+        release = ptx_shared_address(&control->empty[stage->slot]);
+        sm90_ring_next<MOK_SM90_STAGES>(stage);
+    }
+    ptx_wgmma_wait<0>();
+    if (elected) {
+        ptx_mbarrier_arrive(release);
+    }
+}
+
+static __device__ __forceinline__ void sm90_stage_tile(const float (&d)[128], uint32_t staging, int group)
+{
+    const int warp = threadIdx.x / 32 % 4;
+    const int lane = threadIdx.x & 31;
+    const int row = group * 64 + warp * 16 + (lane & 7) + ((lane >> 3) & 1) * 8;
+    const uint32_t to = staging + (uint32_t)row * MOK_SM90_STAGING_PITCH + (uint32_t)(lane >> 4) * 16;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        ptx_stmatrix_x4(to + j * 32, ptx_round_bf16x2(d[8 * j], d[8 * j + 1]),
+                        ptx_round_bf16x2(d[8 * j + 2], d[8 * j + 3]),
+                        ptx_round_bf16x2(d[8 * j + 4], d[8 * j + 5]),
+                        ptx_round_bf16x2(d[8 * j + 6], d[8 * j + 7]));
+    }
+}
+
+static __device__ __forceinline__ void sm90_consumer(unsigned char *shared, sm90_control *control, int group)
+{
+    const uint32_t stages = ptx_shared_address(shared);
+    const uint32_t staging = ptx_shared_address(shared + SM90_STAGING_OFFSET);
+    sm90_ring stage = {0, 0};
+    sm90_ring slot = {0, 0};
+    uint32_t staged_parity = 1; /* the first tile finds staging empty */
+    float d[128];
+    for (;;) {
+        mbarrier_wait(ptx_shared_address(&control->task_full[slot.slot]), slot.parity);
+        const int32_t kind = control->tile[slot.slot].kind;
+        const int32_t k_steps = control->tile[slot.slot].k_steps;
+        if (threadIdx.x % 128 == 0) {
+            ptx_mbarrier_arrive(ptx_shared_address(&control->task_empty[slot.slot]));
+        }
+        if (kind < 0) {
+            return;
+        }
+        sm90_ring_next<MOK_SM90_TASK_SLOTS>(&slot);
+        sm90_chain(d, control, stages, group, k_steps, &stage);
+        mbarrier_wait(ptx_shared_address(&control->staged_empty), staged_parity);
+        staged_parity ^= 1;
+        sm90_stage_tile(d, staging, group);
+        ptx_mbarrier_arrive(ptx_shared_address(&control->staged_full));
+    }
+}
+
+#endif

@@ -1,0 +1,127 @@
+/* What the host hands to the kernels: plain structs that C and CUDA C read alike. */
+#ifndef MOK_CUDA_SM90_PARAMS_H
+#define MOK_CUDA_SM90_PARAMS_H
+
+#include <cuda.h>
+
+#include "plan/tasks.h"
+
+#define MOK_SM90_MAX_RANKS 16 /* virtual ranks of one launch: their tensor maps are kernel parameters */
+#define MOK_SM90_THREADS 384
+#define MOK_SM90_STAGES 3
+#define MOK_SM90_STAGE_BYTES 49152 /* A 128 x 64 and B 256 x 64, bf16 */
+#define MOK_SM90_STAGING_PITCH 528 /* a row of 256 bf16 and 16 bytes, so that rows fall on other banks */
+#define MOK_SM90_STAGING_BYTES (128 * MOK_SM90_STAGING_PITCH)
+#define MOK_SM90_TASK_SLOTS 4
+#define MOK_SM90_PHASE_SCHEDULE 3
+#define MOK_SM90_PHASE_FORWARD 4 /* mok_phase, asserted in src/cuda/layer.c */
+#define MOK_SM90_PHASE_FOLD 7
+
+typedef enum mok_sm90_map {
+    MOK_MAP_X = 0, /* ring [rows, H], box 64 x 128 */
+    MOK_MAP_GATE,  /* [E_r, I, H], box 64 x 128 x 1 */
+    MOK_MAP_UP,
+    MOK_MAP_H,    /* ring [rows, I], box 64 x 128 */
+    MOK_MAP_DOWN, /* [E_r, H, I], box 64 x 256 x 1 */
+    MOK_MAP_SHARED_X,
+    MOK_MAP_SHARED_GATE,
+    MOK_MAP_SHARED_UP,
+    MOK_MAP_SHARED_H,
+    MOK_MAP_SHARED_DOWN,
+    MOK_MAPS
+} mok_sm90_map;
+
+/* One rank's memory. All pointers are device pointers; peers' may be of another GPU. */
+typedef struct mok_sm90_rank {
+    mok_shape shape;
+    int64_t tokens;
+    const int32_t *peer_rank, *peer_slot, *block_expert; /* the schedule */
+    const int64_t *segment_begin, *segment_count;        /* [E_r + 1], [E_r] */
+    const int64_t *row_count;                            /* [1] padded rows */
+    const uint16_t *x;                                   /* [T, H] */
+    int64_t x_stride;
+    const float *router_weights; /* [T, K] */
+    int64_t router_stride;
+    const int32_t *routes; /* [T, K] */
+    uint16_t *out;         /* [T, H] */
+    int64_t out_stride;
+    uint16_t *ring_x, *ring_g, *ring_u, *ring_h;
+    uint16_t *shared_g, *shared_u, *shared_h, *shared_y;
+    uint16_t *slots;        /* [T * K, H] */
+    uint32_t *counters;     /* MOK_COUNTERS rows of the plan */
+    uint32_t *next_compute; /* the next number of the compute list */
+    uint32_t *done, *left;  /* blocks that have finished computing, and that have left the kernel */
+    uint32_t *epoch;        /* of the rank barrier; lives here so that a replayed graph goes on counting */
+    uint32_t *slot;         /* [R] */
+} mok_sm90_rank;
+
+/* What went wrong, as a mok_status. */
+#define MOK_SM90_FAULT_PEER 6     /* a wait: rank, peer, phase, task_idx, waited_ms */
+#define MOK_SM90_FAULT_ROUTE 3    /* rank, task_idx = token * K + slot, value */
+#define MOK_SM90_FAULT_CAPACITY 4 /* rank, value = needed rows, limit = available rows */
+#define MOK_SM90_FAULT_VALUE 11   /* a router weight: rank, task_idx = token * K + slot */
+
+/* Host-visible. state is 0, or one of the above once the rest is valid. */
+typedef struct mok_sm90_fault {
+    uint32_t state;
+    int32_t rank, peer, phase;
+    int64_t task_idx;
+    int64_t waited_ms;
+    int64_t value, limit;
+} mok_sm90_fault;
+
+typedef struct mok_sm90_forward {
+    int32_t ranks, blocks_per_rank, comm_blocks;
+    int32_t stalled_rank; /* a rank whose blocks leave at once, for tests; -1 for none */
+    int32_t clamped;
+    float limit, silu_limit;
+    const float *silu; /* [65536] by bf16 bits */
+    uint64_t timeout_ns;
+    uint32_t *abort; /* device: not 0 once a wait has failed */
+    mok_sm90_fault *fault;
+    mok_sm90_rank rank[MOK_SM90_MAX_RANKS];
+    CUtensorMap map[MOK_SM90_MAX_RANKS][MOK_MAPS];
+} mok_sm90_forward;
+
+/* ---- Values before a pass ---- */
+
+typedef struct mok_sm90_check_rank {
+    int64_t tokens;
+    const int32_t *routes;       /* [T, K] */
+    const float *router_weights; /* [T, K] */
+    int64_t router_stride;
+} mok_sm90_check_rank;
+
+typedef struct mok_sm90_check {
+    int32_t slots;
+    uint32_t *abort;
+    mok_sm90_fault *fault;
+    mok_sm90_check_rank rank[MOK_SM90_MAX_RANKS];
+} mok_sm90_check;
+
+/* ---- Schedule ---- */
+
+#define MOK_SM90_CHUNK_ROUTES 256 /* routes that one warp counts and places, in order */
+#define MOK_SM90_MAX_EXPERTS 2048
+
+typedef struct mok_sm90_schedule_rank {
+    mok_shape shape;
+    const void *routes; /* [T, K] i32 or i64 */
+    int64_t routes_stride, tokens;
+    int32_t *routes_out; /* [T, K] */
+    int32_t *peer_rank, *peer_slot, *block_expert;
+    int64_t *segment_begin, *segment_count, *row_count;
+} mok_sm90_schedule_rank;
+
+typedef struct mok_sm90_schedule {
+    int32_t ranks, experts, slots;
+    int32_t wide; /* routes are i64 */
+    int32_t chunk_begin[MOK_SM90_MAX_RANKS + 1];
+    uint32_t *chunk_count; /* [E, chunks]: routes of an expert in a chunk, then in all chunks before it */
+    uint32_t *total;       /* [E] */
+    uint32_t *abort;
+    mok_sm90_fault *fault;
+    mok_sm90_schedule_rank rank[MOK_SM90_MAX_RANKS];
+} mok_sm90_schedule;
+
+#endif

@@ -1,0 +1,24 @@
+/* Rounding and storing of accumulator fragments: one PTX instruction a wrapper. */
+#ifndef MOK_PTX_MATRIX_CUH
+#define MOK_PTX_MATRIX_CUH
+
+#include <stdint.h>
+
+/* Two bf16, round to nearest even, NaN 0x7FFF; low goes to bits 0-15. */
+static __device__ __forceinline__ uint32_t ptx_round_bf16x2(float low, float high)
+{
+    uint32_t out;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    return out;
+}
+
+/* Four 8 x 8 matrices of bf16; lane l gives the address of row l % 8 of matrix l / 8. */
+static __device__ __forceinline__ void ptx_stmatrix_x4(uint32_t address, uint32_t m0, uint32_t m1,
+                                                       uint32_t m2, uint32_t m3)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(m0), "r"(m1), "r"(m2), "r"(m3)
+                 : "memory");
+}
+
+#endif

@@ -1,0 +1,246 @@
+/* Uploading, running and reading back a problem on the device. */
+#include "device_problem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GUARD 4096
+#define GUARD_BYTE 0xA5
+
+void cuda_must(cudaError_t error, const char *what)
+{
+    if (error != cudaSuccess) {
+        fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+        exit(1);
+    }
+}
+
+device_config device_config_default(void)
+{
+    const device_config config = {1, 0, 20000, -1, 0, 0, 0, NULL, false};
+    return config;
+}
+
+/* Device memory with a guard band on both sides. */
+static unsigned char *take(size_t bytes)
+{
+    void *base = NULL;
+    const size_t inner = (bytes + 255) / 256 * 256;
+    cuda_must(cudaMalloc(&base, inner + 2 * GUARD), "cudaMalloc");
+    cuda_must(cudaMemset(base, GUARD_BYTE, inner + 2 * GUARD), "cudaMemset");
+    return (unsigned char *)base + GUARD;
+}
+
+static void drop(unsigned char *memory)
+{
+    if (memory != NULL) {
+        cuda_must(cudaFree(memory - GUARD), "cudaFree");
+    }
+}
+
+static unsigned char *upload(const void *data, size_t bytes)
+{
+    unsigned char *to = take(bytes);
+    cuda_must(cudaMemcpy(to, data, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+    return to;
+}
+
+static bool guards_hold(const unsigned char *memory, size_t bytes)
+{
+    unsigned char band[GUARD];
+    const size_t inner = (bytes + 255) / 256 * 256;
+    const unsigned char *bands[2] = {memory - GUARD, memory + inner};
+    for (int side = 0; side < 2; side++) {
+        cuda_must(cudaMemcpy(band, bands[side], GUARD, cudaMemcpyDeviceToHost), "cudaMemcpy");
+        for (int i = 0; i < GUARD; i++) {
+            if (band[i] != GUARD_BYTE) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static int64_t tokens_of(const device_problem *d, int32_t rank, int64_t *begin)
+{
+    int64_t count = 0;
+    *begin = 0;
+    for (int32_t r = 0; r <= rank; r++) {
+        *begin += count;
+        count = d->config.split != NULL
+                    ? d->config.split[r]
+                    : d->p->tokens / d->config.ranks + (r < d->p->tokens % d->config.ranks ? 1 : 0);
+    }
+    return count;
+}
+
+static size_t route_bytes(const device_problem *d)
+{
+    return d->config.int64_routes ? sizeof(int64_t) : sizeof(int32_t);
+}
+
+static void make_views(device_problem *d)
+{
+    const problem *p = d->p;
+    const int64_t h = p->hidden;
+    const int64_t matrix = p->inner * h;
+    for (int32_t r = 0; r < d->config.ranks; r++) {
+        int64_t begin = 0;
+        int64_t expert = 0;
+        int64_t experts = 0;
+        const int64_t t = tokens_of(d, r, &begin);
+        (void)mok_expert_range(p->experts, d->config.ranks, r, &expert, &experts);
+        mok_cuda_rank_io *io = &d->io[r];
+        memset(io, 0, sizeof *io);
+        io->x = mok_tensor_2d(d->x + begin * h * 2, MOK_DTYPE_BF16, t, h);
+        io->out = mok_tensor_2d(d->y + begin * h * 2, MOK_DTYPE_BF16, t, h);
+        io->router_weights =
+            mok_tensor_2d(d->router_weights + begin * p->slots * 4, MOK_DTYPE_F32, t, p->slots);
+        d->route_view[r] =
+            mok_tensor_2d(d->routes + (size_t)(begin * p->slots) * route_bytes(d),
+                          d->config.int64_routes ? MOK_DTYPE_I64 : MOK_DTYPE_I32, t, p->slots);
+        mok_weights_view *w = &io->weights;
+        mok_weights_view_init(w);
+        w->gate = mok_tensor_3d(d->gate + expert * matrix * 2, MOK_DTYPE_BF16, experts, p->inner, h);
+        w->up = mok_tensor_3d(d->up + expert * matrix * 2, MOK_DTYPE_BF16, experts, p->inner, h);
+        w->down = mok_tensor_3d(d->down + expert * matrix * 2, MOK_DTYPE_BF16, experts, h, p->inner);
+        w->shared_gate = mok_tensor_2d(d->shared_gate, MOK_DTYPE_BF16, p->shared_inner, h);
+        w->shared_up = mok_tensor_2d(d->shared_up, MOK_DTYPE_BF16, p->shared_inner, h);
+        w->shared_down = mok_tensor_2d(d->shared_down, MOK_DTYPE_BF16, h, p->shared_inner);
+    }
+}
+
+static mok_status open_layer(device_problem *d)
+{
+    const problem *p = d->p;
+    int64_t begin = 0;
+    mok_layer_config config;
+    mok_layer_config_init(&config);
+    config.hidden = p->hidden;
+    config.intermediate = p->inner;
+    config.shared_intermediate = p->shared_inner;
+    config.experts = p->experts;
+    config.slots = p->slots;
+    for (int32_t r = 0; r < d->config.ranks; r++) {
+        const int64_t t = tokens_of(d, r, &begin);
+        config.max_tokens = t > config.max_tokens ? t : config.max_tokens;
+    }
+    config.capacity_rows = d->config.capacity_rows;
+    config.macrobatch_rows = d->config.macrobatch_rows;
+    config.minibatch_rows = d->config.minibatch_rows;
+    config.activation = p->clamped ? MOK_ACTIVATION_SWIGLU_CLAMPED : MOK_ACTIVATION_SWIGLU;
+    config.swiglu_limit = p->limit;
+    mok_cuda_config cuda;
+    mok_cuda_config_init(&cuda);
+    cuda.ranks = d->config.ranks;
+    cuda.comm_blocks = d->config.comm_blocks;
+    cuda.timeout_ms = d->config.timeout_ms;
+    cuda.stalled_rank = d->config.stalled_rank;
+    return mok_cuda_layer_open(&d->layer, &config, &cuda);
+}
+
+mok_status device_problem_open(device_problem *d, problem *p, const device_config *config)
+{
+    memset(d, 0, sizeof *d);
+    d->p = p;
+    d->config = *config;
+    const mok_status status = open_layer(d);
+    if (status != MOK_OK) {
+        return status;
+    }
+    const size_t matrix = (size_t)(p->experts * p->inner * p->hidden) * 2;
+    const size_t shared = (size_t)(p->shared_inner * p->hidden) * 2;
+    const size_t routes = (size_t)(p->tokens * p->slots);
+    cuda_must(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    d->gate = upload(p->gate, matrix);
+    d->up = upload(p->up, matrix);
+    d->down = upload(p->down, matrix);
+    d->shared_gate = upload(p->shared_gate, shared);
+    d->shared_up = upload(p->shared_up, shared);
+    d->shared_down = upload(p->shared_down, shared);
+    d->x = take((size_t)(p->tokens * p->hidden) * 2);
+    d->y = take((size_t)(p->tokens * p->hidden) * 2);
+    d->routes = take(routes * route_bytes(d));
+    d->router_weights = take(routes * 4);
+    device_problem_upload(d);
+    make_views(d);
+    return MOK_OK;
+}
+
+void device_problem_upload(device_problem *d)
+{
+    const problem *p = d->p;
+    const size_t routes = (size_t)(p->tokens * p->slots);
+    cuda_must(cudaMemcpy(d->x, p->x, (size_t)(p->tokens * p->hidden) * 2, cudaMemcpyHostToDevice), "x");
+    cuda_must(cudaMemcpy(d->router_weights, p->router_weights, routes * 4, cudaMemcpyHostToDevice),
+              "router weights");
+    if (!d->config.int64_routes) {
+        cuda_must(cudaMemcpy(d->routes, p->routes, routes * 4, cudaMemcpyHostToDevice), "routes");
+        return;
+    }
+    int64_t *wide = malloc(routes * sizeof *wide + 1);
+    if (wide == NULL) {
+        fprintf(stderr, "no memory for routes\n");
+        exit(1);
+    }
+    for (size_t i = 0; i < routes; i++) {
+        wide[i] = p->routes[i];
+    }
+    cuda_must(cudaMemcpy(d->routes, wide, routes * sizeof *wide, cudaMemcpyHostToDevice), "routes");
+    free(wide);
+}
+
+void device_problem_close(device_problem *d)
+{
+    mok_cuda_layer_close(&d->layer);
+    if (d->stream != NULL) {
+        cuda_must(cudaStreamDestroy(d->stream), "cudaStreamDestroy");
+    }
+    unsigned char *all[] = {d->x,         d->y,           d->gate,   d->up,    d->down, d->shared_gate,
+                            d->shared_up, d->shared_down, d->routes, d->router_weights};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        drop(all[i]);
+    }
+    memset(d, 0, sizeof *d);
+}
+
+void device_problem_poison(device_problem *d, int byte)
+{
+    cuda_must(cudaMemset(d->y, byte, (size_t)(d->p->tokens * d->p->hidden) * 2), "poison");
+    cuda_must(cudaDeviceSynchronize(), "poison");
+}
+
+mok_status device_problem_launch(device_problem *d)
+{
+    const mok_status status = mok_cuda_schedule_build(d->layer, d->route_view, d->stream);
+    return status != MOK_OK ? status : mok_cuda_forward(d->layer, d->io, d->stream);
+}
+
+bool device_problem_read(device_problem *d, uint16_t *y, char *why, size_t why_bytes)
+{
+    const size_t bytes = (size_t)(d->p->tokens * d->p->hidden) * 2;
+    mok_fault fault;
+    fault.struct_bytes = sizeof fault;
+    cuda_must(cudaStreamSynchronize(d->stream), "the device's kernels");
+    if (mok_cuda_fault_read(d->layer, &fault) != MOK_OK) {
+        (void)snprintf(why, why_bytes, "%s", mok_last_error());
+        return false;
+    }
+    cuda_must(cudaMemcpy(y, d->y, bytes, cudaMemcpyDeviceToHost), "y");
+    if (!guards_hold(d->y, bytes) || !guards_hold(d->x, bytes)) {
+        (void)snprintf(why, why_bytes, "a guard band was written");
+        return false;
+    }
+    return true;
+}
+
+bool device_problem_run(device_problem *d, uint16_t *y, char *why, size_t why_bytes)
+{
+    device_problem_poison(d, 0xFF);
+    if (device_problem_launch(d) != MOK_OK) {
+        (void)snprintf(why, why_bytes, "%s", mok_last_error());
+        return false;
+    }
+    return device_problem_read(d, y, why, why_bytes);
+}
