@@ -23,7 +23,7 @@ class LayerConfig(c.Structure):
 
 class CudaConfig(c.Structure):
     _fields_ = [("struct_bytes", c.c_size_t)] + [(name, c.c_int32) for name in (
-        "device", "ranks", "comm_blocks", "timeout_ms", "stalled_rank")]
+        "device", "ranks", "comm_blocks", "timeout_ms", "stalled_rank", "trace_events")]
 
 
 class WeightsView(c.Structure):
@@ -40,6 +40,15 @@ class Fault(c.Structure):
                 ("phase", c.c_int), ("task_idx", c.c_int64), ("waited_ms", c.c_int64)]
 
 
+class Event(c.Structure):
+    _fields_ = [("begin_ns", c.c_int64), ("end_ns", c.c_int64)] + [(name, c.c_int32) for name in (
+        "rank", "block", "role", "what", "kind", "row_block", "col")]
+
+
+ROLES = ("comm", "producer", "consumer", "store")
+WHATS = ("work", "wait", "barrier", "fold")
+
+
 class CommConfig(c.Structure):
     _fields_ = [("struct_bytes", c.c_size_t), ("threads", c.c_int32), ("timeout_ms", c.c_int32),
                 ("level", c.c_int), ("allocate", c.c_void_p), ("release", c.c_void_p),
@@ -51,6 +60,7 @@ class Library:
         self.lib = c.CDLL(path)
         self.lib.mok_last_error.restype = c.c_char_p
         self.lib.mok_cuda_layer_bytes.restype = c.c_size_t
+        self.lib.mok_cuda_task_string.restype = c.c_char_p
 
     def call(self, name, *arguments):
         status = getattr(self.lib, name)(*arguments)
@@ -91,11 +101,11 @@ def layer_config(lib, hidden, intermediate, experts, slots, max_tokens, **others
 class DeviceLayer:
     """Virtual ranks of one layer on the current device. Inputs are lists, one tensor a rank."""
 
-    def __init__(self, lib, config, ranks=1, comm_blocks=0):
+    def __init__(self, lib, config, ranks=1, comm_blocks=0, trace_events=0):
         self.lib, self.handle = lib, c.c_void_p()
         cuda = CudaConfig()
         lib.lib.mok_cuda_config_init(c.byref(cuda))
-        cuda.ranks, cuda.comm_blocks = ranks, comm_blocks
+        cuda.ranks, cuda.comm_blocks, cuda.trace_events = ranks, comm_blocks, trace_events
         lib.call("mok_cuda_layer_open", c.byref(self.handle), c.byref(config), c.byref(cuda))
         self.ranks = ranks
 
@@ -115,6 +125,13 @@ class DeviceLayer:
         fault = Fault()
         fault.struct_bytes = c.sizeof(Fault)
         self.lib.call("mok_cuda_fault_read", self.handle, c.byref(fault))
+
+    def trace(self):
+        count = c.c_int64()
+        self.lib.call("mok_cuda_trace_read", self.handle, None, c.c_int64(0), c.byref(count))
+        events = (Event * max(count.value, 1))()
+        self.lib.call("mok_cuda_trace_read", self.handle, events, count, c.byref(count))
+        return events[:count.value]
 
     def bytes(self):
         return self.lib.lib.mok_cuda_layer_bytes(self.handle)

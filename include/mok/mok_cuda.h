@@ -26,6 +26,7 @@ typedef struct mok_cuda_config {
     int32_t comm_blocks;  /* blocks of each rank that begin with communication; 0 for an eighth */
     int32_t timeout_ms;   /* of any wait on the device. Default 10000 */
     int32_t stalled_rank; /* a rank that never arrives, for tests of the deadline. Default -1: none */
+    int32_t trace_events; /* events kept of each role of each block of the last pass. Default 0: no trace */
 } mok_cuda_config;
 
 MOK_API void mok_cuda_config_init(mok_cuda_config *config);
@@ -78,6 +79,39 @@ MOK_API mok_status mok_cuda_fault_clear(mok_cuda_layer *layer);
  * hold capacity_rows elements, counts E_r; any may be NULL. */
 MOK_API mok_status mok_cuda_schedule_copy(mok_cuda_layer *layer, int32_t rank, int64_t *row_count,
                                           int32_t *peer_rank, int32_t *peer_slot, int64_t *counts);
+
+/* ---- Trace ---- */
+
+typedef enum mok_cuda_role {
+    MOK_CUDA_ROLE_COMM = 0, /* dispatch, the meeting of ranks, the fold */
+    MOK_CUDA_ROLE_PRODUCER, /* takes tasks and loads their operands */
+    MOK_CUDA_ROLE_CONSUMER, /* products */
+    MOK_CUDA_ROLE_STORE     /* SwiGLU, results, combine */
+} mok_cuda_role;
+
+typedef enum mok_cuda_what {
+    MOK_CUDA_WORK = 0,
+    MOK_CUDA_WAIT,    /* for what the task needs */
+    MOK_CUDA_BARRIER, /* for the other ranks */
+    MOK_CUDA_FOLD
+} mok_cuda_what;
+
+typedef struct mok_cuda_event {
+    int64_t begin_ns, end_ns; /* from the begin of the pass */
+    int32_t rank, block;      /* block of the grid */
+    mok_cuda_role role;
+    mok_cuda_what what;
+    int32_t kind; /* of the task; see mok_cuda_task_string */
+    int32_t row_block, col;
+} mok_cuda_event;
+
+/* Copies the events of the last pass, in no order; waits for the device. *count receives how many there are,
+ * of which at most `capacity` are written. Errors: ARGUMENT, STATE (opened without trace_events). */
+MOK_API mok_status mok_cuda_trace_read(mok_cuda_layer *layer, mok_cuda_event *out, int64_t capacity,
+                                       int64_t *count);
+
+/* "gate_up", "down", "dispatch"...; "unknown" for other numbers. */
+MOK_API const char *mok_cuda_task_string(int32_t kind);
 
 #ifdef __cplusplus
 }

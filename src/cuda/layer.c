@@ -55,6 +55,8 @@ static mok_status check_config(const mok_layer_config *config, const mok_cuda_co
                 "cuda.timeout_ms is %d, must be 1..86400000", cuda->timeout_ms);
     MOK_REQUIRE(cuda->stalled_rank >= -1 && cuda->stalled_rank < cuda->ranks, MOK_ERROR_ARGUMENT,
                 "cuda.stalled_rank is %d, must be -1..%d", cuda->stalled_rank, cuda->ranks - 1);
+    MOK_REQUIRE(cuda->trace_events >= 0 && cuda->trace_events <= 65536, MOK_ERROR_ARGUMENT,
+                "cuda.trace_events is %d, must be 0..65536", cuda->trace_events);
     mok_shape shape;
     MOK_TRY(mok_shape_make(&shape, config, cuda->ranks, 0));
     MOK_REQUIRE(config->arith == MOK_ARITH_TC16, MOK_ERROR_UNSUPPORTED,
@@ -100,6 +102,22 @@ static mok_status check_device(mok_cuda_layer *layer)
     return MOK_OK;
 }
 
+static mok_status take_trace(mok_cuda_layer *layer)
+{
+    const size_t blocks = (size_t)layer->cuda.ranks * (size_t)layer->blocks_per_rank;
+    const size_t events =
+        blocks * MOK_SM90_TRACE_ROLES * (size_t)layer->cuda.trace_events * sizeof(mok_sm90_event);
+    const size_t heads = blocks * sizeof(mok_sm90_trace_head);
+    void *memory = NULL;
+    MOK_CUDA_TRY(cudaMalloc(&memory, events));
+    layer->trace = memory;
+    MOK_CUDA_TRY(cudaMalloc(&memory, heads));
+    layer->trace_head = memory;
+    MOK_CUDA_TRY(cudaMemset(layer->trace_head, 0, heads));
+    layer->bytes += events + heads;
+    return MOK_OK;
+}
+
 static mok_status take_memory(mok_cuda_layer *layer)
 {
     void *memory = NULL;
@@ -122,6 +140,9 @@ static mok_status take_memory(mok_cuda_layer *layer)
     layer->common = memory;
     layer->bytes += layer->common_layout.bytes;
     MOK_CUDA_TRY(cudaMemset(layer->common, 0, layer->common_layout.bytes));
+    if (layer->cuda.trace_events > 0) {
+        MOK_TRY(take_trace(layer));
+    }
     MOK_CUDA_TRY(cudaHostAlloc(&memory, sizeof *layer->fault, cudaHostAllocMapped));
     layer->fault = memory;
     memset(layer->fault, 0, sizeof *layer->fault);
@@ -175,6 +196,8 @@ void mok_cuda_layer_close(mok_cuda_layer **layer)
             (void)cudaFree(mine->rank[r].memory);
         }
         (void)cudaFree(mine->common);
+        (void)cudaFree(mine->trace);
+        (void)cudaFree(mine->trace_head);
         (void)cudaFreeHost(mine->fault);
         (void)mok_cuda_leave(MOK_OK, previous);
     }

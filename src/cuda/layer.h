@@ -23,6 +23,8 @@ struct mok_cuda_layer {
     mok_cuda_common_layout common_layout;
     unsigned char *common;      /* device */
     mok_sm90_fault *fault;      /* host memory that the device writes */
+    mok_sm90_event *trace;      /* device, or NULL */
+    mok_sm90_trace_head *trace_head;
     size_t bytes;
     mok_cuda_rank rank[MOK_CUDA_MAX_RANKS];
 };
@@ -31,6 +33,7 @@ struct mok_cuda_layer {
 const void *mok_sm90_forward_function(void);
 int mok_sm90_forward_shared_bytes(void);
 void mok_sm90_schedule_functions(const void *functions[4]);
+const void *mok_sm90_plan_forward_function(void);
 const void *mok_sm90_check_weights_function(void);
 
 static inline uint32_t *mok_cuda_abort_flag(const mok_cuda_layer *layer)

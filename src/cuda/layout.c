@@ -11,6 +11,16 @@ static mok_status check_multiple(const char *name, int64_t value)
     return MOK_OK;
 }
 
+/* Tasks of the longest compute list that the capacity allows. */
+static int64_t most_tasks(const mok_shape *shape)
+{
+    mok_plan plan =
+        mok_plan_make(MOK_PASS_FORWARD, shape, shape->capacity_blocks, shape->max_tokens, 0);
+    plan.list_comm = false;
+    plan.fused_combine = true;
+    return mok_task_count(&plan);
+}
+
 mok_status mok_cuda_shape_make(mok_shape *out, const mok_layer_config *config, int32_t ranks, int32_t rank,
                                int32_t blocks)
 {
@@ -20,9 +30,19 @@ mok_status mok_cuda_shape_make(mok_shape *out, const mok_layer_config *config, i
     MOK_TRY(check_multiple("shared_intermediate", config->shared_intermediate));
     out->inner_cols = 128;
     out->hidden_cols = 256;
+    MOK_REQUIRE(MOK_COUNTERS * mok_counter_blocks(out) <= INT32_MAX && most_tasks(out) <= INT32_MAX &&
+                    out->capacity_blocks <= INT32_MAX / MOK_ROW_BLOCK,
+                MOK_ERROR_SHAPE, "rank %d: %lld rows are more than the device can number", rank,
+                (long long)out->capacity_blocks * MOK_ROW_BLOCK);
     if (config->minibatch_rows == 0) {
-        const int64_t tiles = mok_ceil_div(config->intermediate, 128);
-        const int64_t wanted = mok_max64(mok_ceil_div(2 * (int64_t)blocks, tiles), 16);
+        /* As many rows of x as half the second-level cache keeps while every column tile reads them again, as
+         * a power of two (measured best on five shapes, docs/perf-log.md), but a round of tiles for all blocks. */
+        const int64_t bytes = MOK_ROW_BLOCK * config->hidden * (int64_t)BF16;
+        int64_t wanted = 1;
+        while (wanted * 2 * bytes <= 30000000) {
+            wanted *= 2;
+        }
+        wanted = mok_max64(wanted, mok_ceil_div(blocks, mok_ceil_div(config->intermediate, 128)));
         out->mini_blocks = mok_min64(wanted, out->macro_blocks);
     }
     return MOK_OK;
@@ -54,8 +74,11 @@ bool mok_cuda_layout_make(mok_cuda_layout *out, const mok_shape *shape)
     out->block_expert = mok_extent_add(&extent, shape->capacity_blocks, 1, 1, sizeof(int32_t));
     out->segment_begin = mok_extent_add(&extent, shape->expert_count + 1, 1, 1, sizeof(int64_t));
     out->segment_count = mok_extent_add(&extent, shape->expert_count, 1, 1, sizeof(int64_t));
+    out->compute = mok_extent_add(&extent, most_tasks(shape), 1, 1, sizeof(mok_sm90_task));
+    out->comm = mok_extent_add(&extent, shape->capacity_blocks, 1, 1, sizeof(mok_sm90_task));
     out->words = mok_extent_add(&extent, LINE, 1, 1, 1);
     out->row_count = add_words(&extent, 2);
+    out->list_count = add_words(&extent, 2);
     out->counters = add_words(&extent, MOK_COUNTERS * mok_counter_blocks(shape));
     out->next_compute = add_words(&extent, 1);
     out->done = add_words(&extent, 1);

@@ -17,8 +17,10 @@ typedef struct mok_cuda_layout {
     size_t routes;                             /* [max_tokens * K] i32 */
     size_t peer_rank, peer_slot, block_expert; /* the schedule, as in plan/layout.h */
     size_t segment_begin, segment_count;
+    size_t compute, comm; /* lists of mok_sm90_task */
     size_t words; /* all that follows is zero when the layer is opened */
     size_t row_count;
+    size_t list_count; /* [2] i32 */
     size_t counters; /* [MOK_COUNTERS * counter_blocks] u32 */
     size_t next_compute, done, left, epoch;
     size_t slot; /* [ranks] u32 */

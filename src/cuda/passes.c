@@ -33,6 +33,14 @@ static mok_status check_routes(const mok_cuda_layer *layer, const mok_tensor *ro
     return MOK_OK;
 }
 
+static mok_sm90_list list_of(const mok_cuda_rank *rank)
+{
+    const mok_sm90_list list = {(mok_sm90_task *)(void *)(rank->memory + rank->layout.compute),
+                                (mok_sm90_task *)(void *)(rank->memory + rank->layout.comm),
+                                (int32_t *)(void *)(rank->memory + rank->layout.list_count)};
+    return list;
+}
+
 static void fill_schedule(mok_sm90_schedule *p, mok_cuda_layer *layer, const mok_tensor *routes)
 {
     memset(p, 0, sizeof *p);
@@ -59,6 +67,7 @@ static void fill_schedule(mok_sm90_schedule *p, mok_cuda_layer *layer, const mok
         to->segment_begin = (int64_t *)(void *)(rank->memory + at->segment_begin);
         to->segment_count = (int64_t *)(void *)(rank->memory + at->segment_count);
         to->row_count = (int64_t *)(void *)(rank->memory + at->row_count);
+        to->list = list_of(rank);
         p->chunk_begin[r + 1] =
             p->chunk_begin[r] + (int32_t)mok_cuda_chunks_of(to->tokens, layer->config.slots);
     }
@@ -76,6 +85,7 @@ static mok_status launch_schedule(mok_sm90_schedule *p, cudaStream_t stream)
     const dim3 chunks = {chunk_blocks, 1, 1};
     const dim3 experts = {(unsigned)p->experts, 1, 1};
     const dim3 ranks = {(unsigned)p->ranks, 1, 1};
+    const dim3 plans = {128 / (unsigned)p->ranks + 1, (unsigned)p->ranks, 1};
     if (chunk_blocks > 0) {
         MOK_CUDA_TRY(cudaLaunchKernel(functions[0], chunks, narrow, arguments, shared, stream));
     }
@@ -84,6 +94,7 @@ static mok_status launch_schedule(mok_sm90_schedule *p, cudaStream_t stream)
     if (chunk_blocks > 0) {
         MOK_CUDA_TRY(cudaLaunchKernel(functions[3], chunks, narrow, arguments, shared, stream));
     }
+    MOK_CUDA_TRY(cudaLaunchKernel(mok_sm90_plan_forward_function(), plans, narrow, arguments, 0, stream));
     return MOK_OK;
 }
 
@@ -191,6 +202,7 @@ static void fill_rank(mok_sm90_rank *to, const mok_cuda_rank *rank, const mok_cu
     to->shared_h = bf16_at(rank, at->shared_h);
     to->shared_y = bf16_at(rank, at->shared_y);
     to->slots = bf16_at(rank, at->slots);
+    to->list = list_of(rank);
     to->counters = word_at(rank, at->counters);
     to->next_compute = word_at(rank, at->next_compute);
     to->done = word_at(rank, at->done);
@@ -248,6 +260,9 @@ static mok_status fill_forward(mok_sm90_forward *p, mok_cuda_layer *layer, const
     p->timeout_ns = (uint64_t)layer->cuda.timeout_ms * 1000000u;
     p->abort = mok_cuda_abort_flag(layer);
     p->fault = device_fault(layer);
+    p->trace = layer->trace;
+    p->trace_head = layer->trace_head;
+    p->trace_events = layer->cuda.trace_events;
     for (int32_t r = 0; r < p->ranks; r++) {
         fill_rank(&p->rank[r], &layer->rank[r], &io[r]);
         MOK_TRY(fill_maps(p->map[r], layer->encode, &layer->rank[r], &io[r]));

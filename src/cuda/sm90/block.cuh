@@ -2,7 +2,7 @@
  *
  *   stages    3 x 48 KB   tiles of A and B, filled by the copy engine, read by the products
  *   staging   66 KB       a finished 128 x 256 tile in bf16, from the consumers to the store warps
- *   control               barriers, the ring of tasks, the plan
+ *   control               barriers, the ring of tasks
  *
  *   producer   takes a task, waits for its operands, puts it into the ring, fills stages
  *   consumers  two warpgroups, 64 rows each: products of a tile, rounded into staging
@@ -16,24 +16,12 @@
 #define SM90_CONSUMER_THREADS 256
 #define SM90_STORE_THREADS 96
 
-/* One product tile. */
-typedef struct sm90_tile {
-    int32_t kind;       /* mok_task_kind, or -1: stop */
-    int32_t k_steps;    /* of 64 */
-    int32_t row_count;  /* rows of the 128 that hold a route or token */
-    int32_t col, cols;  /* of the output: first column and how many of this tile's exist */
-    int32_t source_row; /* first row in the schedule, or token */
-    int32_t store_row;  /* first row in the output buffer: ring row or token */
-    int32_t raise_count;
-    int64_t raise_idx[MOK_TASK_MAX_RAISES];
-} sm90_tile;
-
 typedef struct sm90_control {
+    __align__(16) mok_sm90_task task[MOK_SM90_TASK_SLOTS];
     uint64_t full[MOK_SM90_STAGES], empty[MOK_SM90_STAGES];
     uint64_t task_full[MOK_SM90_TASK_SLOTS], task_empty[MOK_SM90_TASK_SLOTS];
     uint64_t staged_full, staged_empty;
-    sm90_tile tile[MOK_SM90_TASK_SLOTS];
-    mok_plan plan;
+    uint64_t piece_full[MOK_SM90_COURIERS]; /* of dispatch */
     uint32_t flag; /* a value that one thread tells the block */
     uint32_t last;
 } sm90_control;

@@ -5,6 +5,7 @@
 #include "cuda/sm90/block.cuh"
 #include "cuda/sm90/ptx/matrix.cuh"
 #include "cuda/sm90/ptx/wgmma.cuh"
+#include "cuda/sm90/trace.cuh"
 
 /* One product group stays in flight: a stage goes back when the group after it has been issued. */
 static __device__ __forceinline__ void sm90_chain(float (&d)[128], const sm90_control *control,
@@ -52,8 +53,10 @@ static __device__ __forceinline__ void sm90_stage_tile(const float (&d)[128], ui
     }
 }
 
-static __device__ __forceinline__ void sm90_consumer(unsigned char *shared, sm90_control *control, int group)
+static __device__ __forceinline__ void sm90_consumer(const mok_sm90_forward &p, unsigned char *shared,
+                                                     sm90_control *control, int group)
 {
+    const bool traced = p.trace != NULL && threadIdx.x == 128;
     const uint32_t stages = ptx_shared_address(shared);
     const uint32_t staging = ptx_shared_address(shared + SM90_STAGING_OFFSET);
     sm90_ring stage = {0, 0};
@@ -62,8 +65,10 @@ static __device__ __forceinline__ void sm90_consumer(unsigned char *shared, sm90
     float d[128];
     for (;;) {
         mbarrier_wait(ptx_shared_address(&control->task_full[slot.slot]), slot.parity);
-        const int32_t kind = control->tile[slot.slot].kind;
-        const int32_t k_steps = control->tile[slot.slot].k_steps;
+        const int32_t kind = control->task[slot.slot].kind;
+        const int32_t k_steps = control->task[slot.slot].k_steps;
+        const int32_t block = control->task[slot.slot].block;
+        const int32_t col = control->task[slot.slot].col;
         if (threadIdx.x % 128 == 0) {
             ptx_mbarrier_arrive(ptx_shared_address(&control->task_empty[slot.slot]));
         }
@@ -71,9 +76,15 @@ static __device__ __forceinline__ void sm90_consumer(unsigned char *shared, sm90
             return;
         }
         sm90_ring_next<MOK_SM90_TASK_SLOTS>(&slot);
+        const int64_t began = traced ? sm90_clock() : 0;
         sm90_chain(d, control, stages, group, k_steps, &stage);
+        const int64_t done = traced ? sm90_clock() : 0;
         mbarrier_wait(ptx_shared_address(&control->staged_empty), staged_parity);
         staged_parity ^= 1;
+        if (traced) {
+            sm90_trace(p, MOK_SM90_ROLE_CONSUMER, MOK_SM90_WORK, kind, block, col, began, done);
+            sm90_trace(p, MOK_SM90_ROLE_CONSUMER, MOK_SM90_WAIT, kind, block, col, done, sm90_clock());
+        }
         sm90_stage_tile(d, staging, group);
         ptx_mbarrier_arrive(ptx_shared_address(&control->staged_full));
     }

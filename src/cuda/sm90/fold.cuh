@@ -33,52 +33,87 @@ static __device__ bool sm90_rank_barrier(const mok_sm90_forward &p, int32_t rank
     return control->flag != 0u;
 }
 
-/* Eight columns of one token: acc = shared, then fma over the slots that have a route. */
-static __device__ __forceinline__ uint4 sm90_fold_chunk(const mok_sm90_rank &mine, int64_t token,
-                                                        int64_t col)
+#define SM90_FOLD_SLOTS 8 /* slots whose loads are in flight together, */
+#define SM90_FOLD_SPANS 2 /* in so many spans of 256 columns */
+
+static __device__ __forceinline__ void sm90_fold_start(float (&acc)[8], const mok_sm90_rank &mine, int64_t at)
 {
-    const int64_t hidden = mine.shape.hidden;
-    const int slots = (int)mine.shape.slots;
-    float acc[8];
     uint4 part = {0, 0, 0, 0};
     if (mine.shape.shared_inner > 0) {
-        part = *(const uint4 *)(const void *)(mine.shared_y + token * hidden + col);
+        part = *(const uint4 *)(const void *)(mine.shared_y + at);
     }
-    const uint32_t first[4] = {part.x, part.y, part.z, part.w};
+    const uint32_t word[4] = {part.x, part.y, part.z, part.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        acc[2 * i] = __uint_as_float(first[i] << 16);
-        acc[2 * i + 1] = __uint_as_float(first[i] & 0xFFFF0000u);
+        acc[2 * i] = __uint_as_float(word[i] << 16);
+        acc[2 * i + 1] = __uint_as_float(word[i] & 0xFFFF0000u);
     }
-    const uint16_t *rows = mine.slots + token * slots * hidden + col;
-#pragma unroll 4
-    for (int slot = 0; slot < slots; slot++) {
-        if (mine.routes[token * slots + slot] < 0) {
-            continue;
-        }
-        const float w = mine.router_weights[token * mine.router_stride + slot];
-        const uint4 y = *(const uint4 *)(const void *)(rows + slot * hidden);
-        const uint32_t word[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            acc[2 * i] = __fmaf_rn(w, __uint_as_float(word[i] << 16), acc[2 * i]);
-            acc[2 * i + 1] = __fmaf_rn(w, __uint_as_float(word[i] & 0xFFFF0000u), acc[2 * i + 1]);
-        }
-    }
-    const uint4 out = {ptx_round_bf16x2(acc[0], acc[1]), ptx_round_bf16x2(acc[2], acc[3]),
-                       ptx_round_bf16x2(acc[4], acc[5]), ptx_round_bf16x2(acc[6], acc[7])};
-    return out;
 }
 
+static __device__ __forceinline__ void sm90_fold_add(float (&acc)[8], const uint4 &y, float w, bool live)
+{
+    const uint32_t word[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float low = __fmaf_rn(w, __uint_as_float(word[i] << 16), acc[2 * i]);
+        const float high = __fmaf_rn(w, __uint_as_float(word[i] & 0xFFFF0000u), acc[2 * i + 1]);
+        acc[2 * i] = live ? low : acc[2 * i];
+        acc[2 * i + 1] = live ? high : acc[2 * i + 1];
+    }
+}
+
+/* A lane's columns of one token from `col` on, 8 in each span: acc = shared, then fma over the live slots. All
+ * loads come before the first use; what a masked slot holds is read, not used. */
+static __device__ __forceinline__ void sm90_fold_columns(const mok_sm90_rank &mine, int64_t token, int col)
+{
+    const int hidden = (int)mine.shape.hidden;
+    const int slots = (int)mine.shape.slots;
+    const uint16_t *rows = mine.slots + token * slots * (int64_t)hidden;
+    float acc[SM90_FOLD_SPANS][8];
+#pragma unroll
+    for (int s = 0; s < SM90_FOLD_SPANS; s++) {
+        sm90_fold_start(acc[s], mine, token * hidden + (col + s * 256 < hidden ? col + s * 256 : col));
+    }
+    for (int first = 0; first < slots; first += SM90_FOLD_SLOTS) {
+        uint4 y[SM90_FOLD_SPANS][SM90_FOLD_SLOTS];
+#pragma unroll
+        for (int i = 0; i < SM90_FOLD_SLOTS; i++) {
+            const uint16_t *row = rows + (int64_t)(first + i < slots ? first + i : slots - 1) * hidden;
+#pragma unroll
+            for (int s = 0; s < SM90_FOLD_SPANS; s++) {
+                y[s][i] = __ldcs((const uint4 *)(const void *)(row + (col + s * 256 < hidden ? col + s * 256 : col)));
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < SM90_FOLD_SLOTS; i++) {
+            const int slot = first + i < slots ? first + i : slots - 1;
+            const float w = mine.router_weights[token * mine.router_stride + slot];
+            const bool live = first + i < slots && mine.routes[token * slots + slot] >= 0;
+#pragma unroll
+            for (int s = 0; s < SM90_FOLD_SPANS; s++) {
+                sm90_fold_add(acc[s], y[s][i], w, live);
+            }
+        }
+    }
+#pragma unroll
+    for (int s = 0; s < SM90_FOLD_SPANS; s++) {
+        if (col + s * 256 < hidden) {
+            const uint4 out = {ptx_round_bf16x2(acc[s][0], acc[s][1]), ptx_round_bf16x2(acc[s][2], acc[s][3]),
+                               ptx_round_bf16x2(acc[s][4], acc[s][5]), ptx_round_bf16x2(acc[s][6], acc[s][7])};
+            *(uint4 *)(void *)(mine.out + token * mine.out_stride + col + s * 256) = out;
+        }
+    }
+}
+
+/* A warp takes a token. */
 static __device__ __noinline__ void sm90_fold(const mok_sm90_rank &mine, int32_t local, int32_t blocks)
 {
-    const int64_t chunks = mine.shape.hidden / 8;
-    const int64_t all = mine.tokens * chunks;
-    const int64_t step = (int64_t)blocks * MOK_SM90_THREADS;
-    for (int64_t at = (int64_t)local * MOK_SM90_THREADS + threadIdx.x; at < all; at += step) {
-        const int64_t token = at / chunks;
-        const int64_t col = at % chunks * 8;
-        *(uint4 *)(void *)(mine.out + token * mine.out_stride + col) = sm90_fold_chunk(mine, token, col);
+    const int warps = MOK_SM90_THREADS / 32;
+    const int hidden = (int)mine.shape.hidden;
+    for (int64_t token = local * warps + threadIdx.x / 32; token < mine.tokens; token += blocks * warps) {
+        for (int col = (threadIdx.x & 31) * 8; col < hidden; col += 256 * SM90_FOLD_SPANS) {
+            sm90_fold_columns(mine, token, col);
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 #include "cuda/sm90/fold.cuh"
 #include "cuda/sm90/producer.cuh"
 #include "cuda/sm90/store.cuh"
+#include "cuda/sm90/trace.cuh"
 
 static __device__ __forceinline__ void sm90_compute(const mok_sm90_forward &p, int32_t rank,
                                                     unsigned char *shared, sm90_control *control)
@@ -25,7 +26,7 @@ static __device__ __forceinline__ void sm90_compute(const mok_sm90_forward &p, i
         ptx_registers_raise<168>(); /* the fold is compiled for what the launch gave each thread */
     } else {
         ptx_registers_raise<200>();
-        sm90_consumer(shared, control, group - 1);
+        sm90_consumer(p, shared, control, group - 1);
         ptx_registers_lower<168>();
     }
 }
@@ -44,17 +45,23 @@ extern "C" __global__ void __launch_bounds__(MOK_SM90_THREADS, 1)
     const uint32_t epoch = *mine.epoch + 1;
     if (threadIdx.x == 0) {
         sm90_control_init(control);
-        control->plan = mok_plan_make(MOK_PASS_FORWARD, &mine.shape, *mine.row_count / 128, mine.tokens, 0);
-        control->plan.fused_combine = true;
+        sm90_trace_mark(p, 0);
     }
     __syncthreads();
     if (local < p.comm_blocks) {
-        sm90_dispatch(p, rank, local, control);
+        sm90_dispatch(p, rank, local, shared, control);
         __syncthreads();
     }
     sm90_compute(p, rank, shared, control);
+    const int64_t computed = sm90_clock();
     if (sm90_rank_barrier(p, rank, epoch, control)) {
+        const int64_t met = sm90_clock();
         sm90_fold(mine, local, p.blocks_per_rank);
+        if (threadIdx.x == 0) {
+            sm90_trace(p, MOK_SM90_ROLE_COMM, MOK_SM90_BARRIER, MOK_TASK_FOLD, -1, 0, computed, met);
+            sm90_trace(p, MOK_SM90_ROLE_COMM, MOK_SM90_FOLD, MOK_TASK_FOLD, -1, 0, met, sm90_clock());
+            sm90_trace_mark(p, 1);
+        }
     }
     sm90_leave(p, mine, epoch, control);
 }

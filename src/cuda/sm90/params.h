@@ -13,6 +13,7 @@
 #define MOK_SM90_STAGING_PITCH 528 /* a row of 256 bf16 and 16 bytes, so that rows fall on other banks */
 #define MOK_SM90_STAGING_BYTES (128 * MOK_SM90_STAGING_PITCH)
 #define MOK_SM90_TASK_SLOTS 4
+#define MOK_SM90_COURIERS 48 /* threads of a dispatching block that carry rows */
 #define MOK_SM90_PHASE_SCHEDULE 3
 #define MOK_SM90_PHASE_FORWARD 4 /* mok_phase, asserted in src/cuda/layer.c */
 #define MOK_SM90_PHASE_FOLD 7
@@ -31,6 +32,33 @@ typedef enum mok_sm90_map {
     MOK_MAPS
 } mok_sm90_map;
 
+/* A task as the kernels take it: a product tile, or a row block to dispatch. plan.cu writes the lists once a
+ * schedule from plan/tasks.h, since a block's single producer thread would need longer for the divisions of
+ * one task than the products of a tile take. */
+typedef struct mok_sm90_task {
+    int32_t kind;       /* mok_task_kind, or MOK_SM90_STOP */
+    int32_t block;      /* row block, or block of tokens */
+    int32_t k_steps;    /* of 64 */
+    int32_t row_count;  /* rows of the 128 that hold a route or token */
+    int32_t col, cols;  /* of the output: first column and how many of this tile's exist */
+    int32_t source_row; /* first row in the schedule, or token */
+    int32_t store_row;  /* first row in the buffer: ring row or token */
+    int32_t expert;     /* local; 0 for the shared one */
+    int32_t wait_idx[MOK_TASK_MAX_WAITS]; /* counters, -1 for none */
+    uint32_t wait_value[MOK_TASK_MAX_WAITS];
+    int32_t raise_idx[MOK_TASK_MAX_RAISES]; /* -1 for none */
+    int32_t unused;
+} mok_sm90_task;
+
+#define MOK_SM90_TASK_BYTES 64
+#define MOK_SM90_STOP (-1)
+
+/* The lists of a rank: computing and communication. */
+typedef struct mok_sm90_list {
+    mok_sm90_task *compute, *comm;
+    int32_t *count; /* [2] */
+} mok_sm90_list;
+
 /* One rank's memory. All pointers are device pointers; peers' may be of another GPU. */
 typedef struct mok_sm90_rank {
     mok_shape shape;
@@ -48,6 +76,7 @@ typedef struct mok_sm90_rank {
     uint16_t *ring_x, *ring_g, *ring_u, *ring_h;
     uint16_t *shared_g, *shared_u, *shared_h, *shared_y;
     uint16_t *slots;        /* [T * K, H] */
+    mok_sm90_list list;
     uint32_t *counters;     /* MOK_COUNTERS rows of the plan */
     uint32_t *next_compute; /* the next number of the compute list */
     uint32_t *done, *left;  /* blocks that have finished computing, and that have left the kernel */
@@ -70,6 +99,35 @@ typedef struct mok_sm90_fault {
     int64_t value, limit;
 } mok_sm90_fault;
 
+/* ---- Trace ---- */
+
+typedef enum mok_sm90_role {
+    MOK_SM90_ROLE_COMM = 0, /* also the rank barrier and the fold */
+    MOK_SM90_ROLE_PRODUCER,
+    MOK_SM90_ROLE_CONSUMER,
+    MOK_SM90_ROLE_STORE,
+    MOK_SM90_TRACE_ROLES
+} mok_sm90_role;
+
+typedef enum mok_sm90_what {
+    MOK_SM90_WORK = 0, /* the role's work on a task */
+    MOK_SM90_WAIT,     /* for what the task needs */
+    MOK_SM90_BARRIER,  /* for the other ranks */
+    MOK_SM90_FOLD
+} mok_sm90_what;
+
+typedef struct mok_sm90_event {
+    int64_t begin, end; /* clocks of the block's multiprocessor */
+    int32_t what, kind; /* mok_sm90_what, mok_task_kind */
+    int32_t block, col; /* of the task */
+} mok_sm90_event;
+
+typedef struct mok_sm90_trace_head {
+    int64_t clock[2];
+    uint64_t timer_ns[2];
+    uint32_t count[MOK_SM90_TRACE_ROLES];
+} mok_sm90_trace_head;
+
 typedef struct mok_sm90_forward {
     int32_t ranks, blocks_per_rank, comm_blocks;
     int32_t stalled_rank; /* a rank whose blocks leave at once, for tests; -1 for none */
@@ -79,6 +137,9 @@ typedef struct mok_sm90_forward {
     uint64_t timeout_ns;
     uint32_t *abort; /* device: not 0 once a wait has failed */
     mok_sm90_fault *fault;
+    mok_sm90_event *trace; /* [blocks, roles, trace_events], or NULL */
+    mok_sm90_trace_head *trace_head;
+    int32_t trace_events;
     mok_sm90_rank rank[MOK_SM90_MAX_RANKS];
     CUtensorMap map[MOK_SM90_MAX_RANKS][MOK_MAPS];
 } mok_sm90_forward;
@@ -111,6 +172,7 @@ typedef struct mok_sm90_schedule_rank {
     int32_t *routes_out; /* [T, K] */
     int32_t *peer_rank, *peer_slot, *block_expert;
     int64_t *segment_begin, *segment_count, *row_count;
+    mok_sm90_list list;
 } mok_sm90_schedule_rank;
 
 typedef struct mok_sm90_schedule {

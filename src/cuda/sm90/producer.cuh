@@ -4,6 +4,7 @@
 
 #include "cuda/sm90/block.cuh"
 #include "cuda/sm90/ptx/tma.cuh"
+#include "cuda/sm90/trace.cuh"
 #include "cuda/sm90/wait.cuh"
 
 /* Where a tile's operands come from: A is rows of a 2-D map, B rows of one or two 3-D maps. */
@@ -12,52 +13,35 @@ typedef struct sm90_operands {
     int32_t a_row, b_row, expert;
 } sm90_operands;
 
-static __device__ __forceinline__ int32_t sm90_min(int64_t a, int64_t b)
+static __device__ __forceinline__ sm90_operands sm90_operands_of(const CUtensorMap *maps,
+                                                                 const mok_sm90_task *task)
 {
-    return (int32_t)(a < b ? a : b);
-}
-
-/* A task's tile: sizes for the consumers and stores, operands for the copies. */
-static __device__ void sm90_tile_of(const mok_sm90_forward &p, int32_t rank, const mok_plan *plan,
-                                    const mok_task *task, sm90_tile *tile, sm90_operands *operands)
-{
-    const mok_sm90_rank &mine = p.rank[rank];
-    const CUtensorMap *maps = p.map[rank];
-    const mok_shape *shape = &mine.shape;
-    const bool shared = task->kind == MOK_TASK_SHARED_GATE_UP || task->kind == MOK_TASK_SHARED_DOWN;
-    const bool down = task->kind == MOK_TASK_DOWN || task->kind == MOK_TASK_SHARED_DOWN;
-    const int64_t inner = shared ? shape->shared_inner : shape->inner;
-    const int64_t outputs = down ? shape->hidden : inner;
-    const int64_t step = down ? shape->hidden_cols : shape->inner_cols;
-    const int64_t first = task->block * 128;
-    tile->kind = task->kind;
-    tile->k_steps = (int32_t)mok_blocks_of(down ? inner : shape->hidden, 64);
-    tile->col = (int32_t)(task->tile * step);
-    tile->cols = sm90_min(outputs - tile->col, step);
-    tile->source_row = (int32_t)first;
-    tile->raise_count = task->raise_count;
-    for (int i = 0; i < MOK_TASK_MAX_RAISES; i++) {
-        tile->raise_idx[i] = i < task->raise_count ? task->raise_idx[i] : 0;
+    sm90_operands operands;
+    operands.a_row = task->store_row;
+    operands.b_row = task->col;
+    operands.expert = task->expert;
+    operands.b1 = NULL;
+    switch (task->kind) {
+    case MOK_TASK_GATE_UP:
+        operands.a = &maps[MOK_MAP_X];
+        operands.b0 = &maps[MOK_MAP_GATE];
+        operands.b1 = &maps[MOK_MAP_UP];
+        break;
+    case MOK_TASK_DOWN:
+        operands.a = &maps[MOK_MAP_H];
+        operands.b0 = &maps[MOK_MAP_DOWN];
+        break;
+    case MOK_TASK_SHARED_GATE_UP:
+        operands.a = &maps[MOK_MAP_SHARED_X];
+        operands.b0 = &maps[MOK_MAP_SHARED_GATE];
+        operands.b1 = &maps[MOK_MAP_SHARED_UP];
+        break;
+    default:
+        operands.a = &maps[MOK_MAP_SHARED_H];
+        operands.b0 = &maps[MOK_MAP_SHARED_DOWN];
+        break;
     }
-    operands->b_row = tile->col;
-    if (shared) {
-        tile->row_count = sm90_min(mine.tokens - first, 128);
-        tile->store_row = (int32_t)first;
-        operands->expert = 0;
-        operands->a = &maps[down ? MOK_MAP_SHARED_H : MOK_MAP_SHARED_X];
-        operands->b0 = &maps[down ? MOK_MAP_SHARED_DOWN : MOK_MAP_SHARED_GATE];
-        operands->b1 = down ? NULL : &maps[MOK_MAP_SHARED_UP];
-    } else {
-        operands->expert = mine.block_expert[task->block];
-        tile->row_count = sm90_min(mine.segment_begin[operands->expert] +
-                                       mine.segment_count[operands->expert] - first,
-                                   128);
-        tile->store_row = (int32_t)((task->block - mok_macro_begin(plan, task->macro)) * 128);
-        operands->a = &maps[down ? MOK_MAP_H : MOK_MAP_X];
-        operands->b0 = &maps[down ? MOK_MAP_DOWN : MOK_MAP_GATE];
-        operands->b1 = down ? NULL : &maps[MOK_MAP_UP];
-    }
-    operands->a_row = tile->store_row;
+    return operands;
 }
 
 static __device__ __forceinline__ void sm90_fill_stage(const sm90_operands *operands, uint32_t stage,
@@ -72,47 +56,120 @@ static __device__ __forceinline__ void sm90_fill_stage(const sm90_operands *oper
     }
 }
 
-static __device__ __noinline__ void sm90_producer(const mok_sm90_forward &p, int32_t rank, unsigned char *shared,
-                                     sm90_control *control)
+/* The task after the one whose stages are being filled. It is prepared in small steps between fills, since
+ * the consumers drain three stages in the time that one long step would take. */
+typedef enum sm90_step {
+    SM90_STEP_LOAD = 0, /* the record, into the ring's slot */
+    SM90_STEP_WAIT,     /* are its operands there */
+    SM90_STEP_READY     /* published to the other roles */
+} sm90_step;
+
+typedef struct sm90_next {
+    uint32_t idx;
+    sm90_step step;
+    sm90_ring slot;
+    int64_t began;
+} sm90_next;
+
+static __device__ __forceinline__ void sm90_publish(const mok_sm90_forward &p, sm90_next *next,
+                                                    mok_sm90_task *task, sm90_control *control, bool stop)
+{
+    if (stop) {
+        task->kind = MOK_SM90_STOP;
+    }
+    next->step = SM90_STEP_READY;
+    ptx_fence_proxy_async();
+    ptx_mbarrier_arrive(ptx_shared_address(&control->task_full[next->slot.slot]));
+    sm90_trace(p, MOK_SM90_ROLE_PRODUCER, MOK_SM90_WAIT, task->kind, task->block, task->col, next->began,
+               sm90_clock());
+}
+
+static __device__ __forceinline__ bool sm90_task_ready(const mok_sm90_rank &mine, const mok_sm90_task *task)
+{
+    uint32_t value[MOK_TASK_MAX_WAITS];
+    bool ready = true;
+#pragma unroll
+    for (int i = 0; i < MOK_TASK_MAX_WAITS; i++) {
+        value[i] = task->wait_idx[i] >= 0 ? ptx_load_acquire_gpu(&mine.counters[task->wait_idx[i]]) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < MOK_TASK_MAX_WAITS; i++) {
+        ready = ready && (task->wait_idx[i] < 0 || (int32_t)(value[i] - task->wait_value[i]) >= 0);
+    }
+    return ready;
+}
+
+/* One step of the preparation; only with `block` set does it wait for other blocks. */
+static __device__ __forceinline__ void sm90_prepare(const mok_sm90_forward &p, int32_t rank, sm90_next *next,
+                                                    uint32_t count, sm90_control *control, bool block)
+{
+    const mok_sm90_rank &mine = p.rank[rank];
+    mok_sm90_task *task = &control->task[next->slot.slot];
+    if (next->step == SM90_STEP_LOAD) {
+        mbarrier_wait(ptx_shared_address(&control->task_empty[next->slot.slot]), next->slot.parity ^ 1);
+        next->began = sm90_clock();
+        if (next->idx >= count) {
+            sm90_publish(p, next, task, control, true);
+            return;
+        }
+        const uint4 *from = (const uint4 *)(const void *)(mine.list.compute + next->idx);
+        uint4 part[MOK_SM90_TASK_BYTES / 16];
+#pragma unroll
+        for (int i = 0; i < MOK_SM90_TASK_BYTES / 16; i++) {
+            part[i] = __ldg(from + i);
+        }
+#pragma unroll
+        for (int i = 0; i < MOK_SM90_TASK_BYTES / 16; i++) {
+            ((uint4 *)(void *)task)[i] = part[i];
+        }
+        next->step = SM90_STEP_WAIT;
+        return;
+    }
+    if (!block) {
+        if (sm90_task_ready(mine, task)) {
+            sm90_publish(p, next, task, control, false);
+        }
+        return;
+    }
+    bool ready = true;
+    for (int i = 0; i < MOK_TASK_MAX_WAITS && ready; i++) {
+        if (task->wait_idx[i] >= 0) {
+            ready = sm90_wait<false>(p, &mine.counters[task->wait_idx[i]], task->wait_value[i], rank, rank,
+                                     MOK_SM90_PHASE_FORWARD, next->idx);
+        }
+    }
+    sm90_publish(p, next, task, control, !ready);
+}
+
+static __device__ __noinline__ void sm90_producer(const mok_sm90_forward &p, int32_t rank,
+                                                  unsigned char *shared, sm90_control *control)
 {
     const mok_sm90_rank &mine = p.rank[rank];
     const uint32_t stages = ptx_shared_address(shared);
-    mok_plan plan = control->plan;
-    plan.list_comm = false;
-    const int64_t count = mok_task_count(&plan);
-    mok_cursor cursor = mok_cursor_make();
+    const uint32_t count = (uint32_t)mine.list.count[0];
     sm90_ring stage = {0, 0};
-    sm90_ring slot = {0, 0};
-    uint32_t next = atomicAdd(mine.next_compute, 1u);
-    for (bool more = true; more; sm90_ring_next<MOK_SM90_TASK_SLOTS>(&slot)) {
-        const int64_t idx = next;
-        sm90_tile *tile = &control->tile[slot.slot];
-        sm90_operands operands;
-        mbarrier_wait(ptx_shared_address(&control->task_empty[slot.slot]), slot.parity ^ 1);
-        more = idx < count;
-        if (more) {
-            const mok_task task = mok_cursor_task(&plan, &cursor, idx);
-            sm90_tile_of(p, rank, &plan, &task, tile, &operands);
-            for (int i = 0; i < task.wait_count && more; i++) {
-                more = sm90_wait<false>(p, &mine.counters[task.wait_idx[i]], task.wait_value[i], rank,
-                                        rank, MOK_SM90_PHASE_FORWARD, idx);
-            }
-            ptx_fence_proxy_async();
+    sm90_next next = {atomicAdd(mine.next_compute, 1u), SM90_STEP_LOAD, {0, 0}, 0};
+    for (;;) {
+        while (next.step != SM90_STEP_READY) {
+            sm90_prepare(p, rank, &next, count, control, true);
         }
-        if (!more) {
-            tile->kind = -1;
-        }
-        ptx_mbarrier_arrive(ptx_shared_address(&control->task_full[slot.slot]));
-        if (!more) {
+        const mok_sm90_task *task = &control->task[next.slot.slot];
+        if (task->kind == MOK_SM90_STOP) {
             break;
         }
-        next = atomicAdd(mine.next_compute, 1u); /* its latency hides behind this tile's loads */
-        const int32_t k_steps = tile->k_steps;
+        const sm90_operands operands = sm90_operands_of(p.map[rank], task);
+        const int32_t k_steps = task->k_steps;
+        sm90_ring_next<MOK_SM90_TASK_SLOTS>(&next.slot);
+        next.step = SM90_STEP_LOAD;
+        next.idx = atomicAdd(mine.next_compute, 1u); /* its latency hides behind the first fills */
         for (int32_t k = 0; k < k_steps; k++) {
             mbarrier_wait(ptx_shared_address(&control->empty[stage.slot]), stage.parity ^ 1);
             sm90_fill_stage(&operands, stages + stage.slot * MOK_SM90_STAGE_BYTES,
                             ptx_shared_address(&control->full[stage.slot]), k * 64);
             sm90_ring_next<MOK_SM90_STAGES>(&stage);
+            if (k > 0 && next.step != SM90_STEP_READY) {
+                sm90_prepare(p, rank, &next, count, control, false);
+            }
         }
     }
 }

@@ -3,14 +3,20 @@
  *   gate/up   columns 0-127 are g, 128-255 u: both are kept, h = bf16(silu(g') u')
  *   down      routed rows go to the slots of their sources, which is the combine; shared rows stay
  *
- * silu comes from a table over all 65,536 bf16 values, filled by the exact function and compared with the
- * CPU's at open: any form with these bits is right, and a lookup costs less than 38 instructions. */
+ * Rows leave by the bulk copy engine, a row and a thread each, so that the warps wait for no store; h alone is
+ * stored by ordinary instructions. Staging is free again when the copies have read it; counters rise when
+ * what they promise has been written. silu comes from a table over all 65,536 bf16 values, filled by the exact
+ * function and compared with the CPU's at open: any form with these bits is right. */
 #ifndef MOK_CUDA_SM90_STORE_CUH
 #define MOK_CUDA_SM90_STORE_CUH
 
 #include "cuda/sm90/block.cuh"
+#include "cuda/sm90/ptx/bulk.cuh"
 #include "cuda/sm90/ptx/matrix.cuh"
+#include "cuda/sm90/trace.cuh"
 #include "cuda/sm90/wait.cuh"
+
+#define SM90_ROWS_OF_THREAD 2 /* 96 threads take the 128 rows of a tile */
 
 static __device__ __forceinline__ float sm90_widen(uint32_t bits16)
 {
@@ -33,11 +39,10 @@ static __device__ __forceinline__ uint32_t sm90_h_pair(const mok_sm90_forward &p
     return ptx_round_bf16x2(sm90_h32(p, g & 0xFFFF, u & 0xFFFF), sm90_h32(p, g >> 16, u >> 16));
 }
 
-/* Half a warp takes a row: 16 lanes of 8 columns. */
+/* g and u by copies of rows, h by 16 bytes a thread: half a warp takes a row. */
 static __device__ __forceinline__ void sm90_store_gate_up(const mok_sm90_forward &p,
                                                           const mok_sm90_rank &mine,
-                                                          const sm90_tile &tile,
-                                                          const unsigned char *staging)
+                                                          const mok_sm90_task &tile, unsigned char *staging)
 {
     const bool shared = tile.kind == MOK_TASK_SHARED_GATE_UP;
     const int64_t inner = shared ? mine.shape.shared_inner : mine.shape.inner;
@@ -46,48 +51,76 @@ static __device__ __forceinline__ void sm90_store_gate_up(const mok_sm90_forward
     uint16_t *to_h = shared ? mine.shared_h : mine.ring_h;
     const int thread = threadIdx.x - 32;
     const int chunk = (thread & 15) * 8;
-    if (chunk >= tile.cols) {
-        return;
+    const int64_t origin = (int64_t)tile.store_row * inner + tile.col;
+    for (int row = thread; row < tile.row_count; row += SM90_STORE_THREADS) {
+        const uint32_t from = ptx_shared_address(staging + row * MOK_SM90_STAGING_PITCH);
+        ptx_bulk_store(to_g + origin + row * inner, from, (uint32_t)tile.cols * 2);
+        ptx_bulk_store(to_u + origin + row * inner, from + 256, (uint32_t)tile.cols * 2);
     }
-    for (int row = thread / 16; row < tile.row_count; row += SM90_STORE_THREADS / 16) {
-        const unsigned char *from = staging + row * MOK_SM90_STAGING_PITCH + chunk * 2;
-        const uint4 g = *(const uint4 *)(const void *)from;
-        const uint4 u = *(const uint4 *)(const void *)(from + 256);
-        uint4 h;
-        h.x = sm90_h_pair(p, g.x, u.x);
-        h.y = sm90_h_pair(p, g.y, u.y);
-        h.z = sm90_h_pair(p, g.z, u.z);
-        h.w = sm90_h_pair(p, g.w, u.w);
-        const int64_t at = (int64_t)(tile.store_row + row) * inner + tile.col + chunk;
-        *(uint4 *)(void *)(to_g + at) = g;
-        *(uint4 *)(void *)(to_u + at) = u;
-        *(uint4 *)(void *)(to_h + at) = h;
+    ptx_bulk_commit();
+    if (chunk < tile.cols) {
+#pragma unroll 2
+        for (int row = thread / 16; row < tile.row_count; row += SM90_STORE_THREADS / 16) {
+            const unsigned char *from = staging + row * MOK_SM90_STAGING_PITCH + chunk * 2;
+            const uint4 g = *(const uint4 *)(const void *)from;
+            const uint4 u = *(const uint4 *)(const void *)(from + 256);
+            uint4 h;
+            h.x = sm90_h_pair(p, g.x, u.x);
+            h.y = sm90_h_pair(p, g.y, u.y);
+            h.z = sm90_h_pair(p, g.z, u.z);
+            h.w = sm90_h_pair(p, g.w, u.w);
+            *(uint4 *)(void *)(to_h + origin + row * inner + chunk) = h;
+        }
     }
 }
 
-/* A warp takes a row: 32 lanes of 8 columns. */
-static __device__ __forceinline__ void sm90_store_down(const mok_sm90_forward &p, const mok_sm90_rank &mine,
-                                                       const sm90_tile &tile,
-                                                       const unsigned char *staging)
+/* Where this thread's rows of a down tile go, looked up before the tile is staged. */
+typedef struct sm90_targets {
+    uint16_t *row[SM90_ROWS_OF_THREAD];
+} sm90_targets;
+
+static __device__ __forceinline__ sm90_targets sm90_targets_of(const mok_sm90_forward &p,
+                                                               const mok_sm90_rank &mine,
+                                                               const mok_sm90_task &tile)
 {
-    const bool shared = tile.kind == MOK_TASK_SHARED_DOWN;
     const int64_t hidden = mine.shape.hidden;
-    const int warp = threadIdx.x / 32 - 1;
-    const int chunk = (threadIdx.x & 31) * 8;
-    if (chunk >= tile.cols) {
-        return;
-    }
-    for (int row = warp; row < tile.row_count; row += SM90_STORE_THREADS / 32) {
-        const uint4 y =
-            *(const uint4 *)(const void *)(staging + row * MOK_SM90_STAGING_PITCH + chunk * 2);
-        uint16_t *to;
-        if (shared) {
-            to = mine.shared_y + (int64_t)(tile.store_row + row) * hidden;
-        } else {
+    sm90_targets targets;
+#pragma unroll
+    for (int i = 0; i < SM90_ROWS_OF_THREAD; i++) {
+        const int row = (int)threadIdx.x - 32 + i * SM90_STORE_THREADS;
+        targets.row[i] = NULL;
+        if (row < tile.row_count && tile.kind == MOK_TASK_SHARED_DOWN) {
+            targets.row[i] = mine.shared_y + (int64_t)(tile.store_row + row) * hidden;
+        } else if (row < tile.row_count && tile.kind == MOK_TASK_DOWN) {
             const int32_t peer = __ldg(mine.peer_rank + tile.source_row + row);
-            to = p.rank[peer].slots + (int64_t)__ldg(mine.peer_slot + tile.source_row + row) * hidden;
+            const int32_t slot = __ldg(mine.peer_slot + tile.source_row + row);
+            targets.row[i] = p.rank[peer].slots + (int64_t)slot * hidden;
         }
-        *(uint4 *)(void *)(to + tile.col + chunk) = y;
+    }
+    return targets;
+}
+
+static __device__ __forceinline__ void sm90_store_down(const sm90_targets &targets, const mok_sm90_task &tile,
+                                                       unsigned char *staging)
+{
+#pragma unroll
+    for (int i = 0; i < SM90_ROWS_OF_THREAD; i++) {
+        const int row = (int)threadIdx.x - 32 + i * SM90_STORE_THREADS;
+        if (targets.row[i] != NULL) {
+            ptx_bulk_store(targets.row[i] + tile.col, ptx_shared_address(staging + row * MOK_SM90_STAGING_PITCH),
+                           (uint32_t)tile.cols * 2);
+        }
+    }
+    ptx_bulk_commit();
+}
+
+static __device__ __forceinline__ void sm90_raise(const mok_sm90_rank &mine, const mok_sm90_task &task)
+{
+#pragma unroll
+    for (int i = 0; i < MOK_TASK_MAX_RAISES; i++) {
+        if (task.raise_idx[i] >= 0) {
+            ptx_add_release_gpu(&mine.counters[task.raise_idx[i]], 1);
+        }
     }
 }
 
@@ -95,35 +128,42 @@ static __device__ __forceinline__ void sm90_stores(const mok_sm90_forward &p, in
                                                    unsigned char *shared, sm90_control *control)
 {
     const mok_sm90_rank &mine = p.rank[rank];
-    const unsigned char *staging = shared + SM90_STAGING_OFFSET;
+    unsigned char *staging = shared + SM90_STAGING_OFFSET;
     sm90_ring slot = {0, 0};
     uint32_t parity = 0;
     for (;;) {
         mbarrier_wait(ptx_shared_address(&control->task_full[slot.slot]), slot.parity);
-        const sm90_tile tile = control->tile[slot.slot];
+        const mok_sm90_task tile = control->task[slot.slot];
         ptx_bar_sync<1, SM90_STORE_THREADS>();
         if (threadIdx.x == 32) {
             ptx_mbarrier_arrive(ptx_shared_address(&control->task_empty[slot.slot]));
         }
-        if (tile.kind < 0) {
-            return;
+        if (tile.kind == MOK_SM90_STOP) {
+            break;
         }
         sm90_ring_next<MOK_SM90_TASK_SLOTS>(&slot);
+        const bool gate_up = tile.kind == MOK_TASK_GATE_UP || tile.kind == MOK_TASK_SHARED_GATE_UP;
+        const sm90_targets targets = sm90_targets_of(p, mine, tile);
         mbarrier_wait(ptx_shared_address(&control->staged_full), parity);
         parity ^= 1;
-        if (tile.kind == MOK_TASK_GATE_UP || tile.kind == MOK_TASK_SHARED_GATE_UP) {
+        const int64_t began = sm90_clock();
+        ptx_fence_proxy_async(); /* the consumers' ordinary stores before the copies' reads */
+        if (gate_up) {
             sm90_store_gate_up(p, mine, tile, staging);
         } else {
-            sm90_store_down(p, mine, tile, staging);
+            sm90_store_down(targets, tile, staging);
         }
+        ptx_bulk_wait_read<0>();
         ptx_mbarrier_arrive(ptx_shared_address(&control->staged_empty));
-        /* h is read next by the copy engine of whichever block takes the down task. */
+        /* h is read next by the copy engine of whichever block takes the down task; the rows of g and u may
+         * be overwritten by the ring's next occupant once the counter is up. */
+        ptx_bulk_wait<0>();
         ptx_fence_proxy_async();
         ptx_bar_sync<1, SM90_STORE_THREADS>();
         if (threadIdx.x == 32) {
-            for (int i = 0; i < tile.raise_count; i++) {
-                ptx_add_release_gpu(&mine.counters[tile.raise_idx[i]], 1);
-            }
+            sm90_raise(mine, tile);
+            sm90_trace(p, MOK_SM90_ROLE_STORE, MOK_SM90_WORK, tile.kind, tile.block, tile.col, began,
+                       sm90_clock());
         }
     }
 }
