@@ -241,6 +241,20 @@ static mok_symmetric_entry *entry_open(mok_group *group, size_t bytes)
     return entry;
 }
 
+/* Takes one entry out of the group and frees it. */
+static void entry_drop(mok_group *group, mok_symmetric_entry *entry)
+{
+    pthread_mutex_lock(&group->lock);
+    mok_symmetric_entry **link = &group->entries;
+    while (*link != entry) {
+        link = &(*link)->next;
+    }
+    *link = entry->next;
+    pthread_mutex_unlock(&group->lock);
+    mok_release(&group->allocator, entry->memory, entry->bytes);
+    mok_release(&group->allocator, entry, sizeof *entry);
+}
+
 mok_status mok_symmetric_allocate(mok_comm *comm, mok_symmetric *out, size_t bytes, mok_phase phase)
 {
     memset(out, 0, sizeof *out);
@@ -260,8 +274,16 @@ mok_status mok_symmetric_allocate(mok_comm *comm, mok_symmetric *out, size_t byt
         }
         status = mok_comm_agree_in(comm, mine, phase);
     }
-    /* Where this fails, the parts stay with the group until its last rank closes. */
-    out->entry = status == MOK_OK ? entry : NULL;
+    if (status == MOK_OK) {
+        out->entry = entry;
+        return MOK_OK;
+    }
+    /* Having agreed, every peer has read the table and none keeps a pointer. After a fault that is not
+     * known, so the part stays with the group until its last rank closes. */
+    memset(out, 0, sizeof *out);
+    if (status != MOK_ERROR_PEER && entry != NULL) {
+        entry_drop(comm->group, entry);
+    }
     return status;
 }
 
