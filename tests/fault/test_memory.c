@@ -3,12 +3,13 @@
  *
  * What must stay true: a pass allocates nothing, so that a step can only fail for memory before it
  * starts. */
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 #include "counting.h"
 #include "rig.h"
