@@ -1,8 +1,10 @@
-/* What every file of the trainer uses: errors with a text, work over rows, descriptions of products.
+/* What every file of the trainer uses: errors with a text, work over rows, descriptions of
+ * products.
  *
- * The library keeps its own error text for each thread; a program cannot write into it. So a function here
- * that finds a mistake writes into the `why` buffer its caller passes, and where the library failed the
- * text is copied from mok_last_error(). train_agree makes every rank end with one status and one text. */
+ * The library keeps its own error text for each thread; a program cannot write into it. So a
+ * function here that finds a mistake writes into the `why` buffer its caller passes, and where the
+ * library failed the text is copied from mok_last_error(). train_agree makes every rank end with
+ * one status and one text. */
 #ifndef TRAIN_COMMON_H
 #define TRAIN_COMMON_H
 
@@ -10,29 +12,30 @@
 
 #define TRAIN_WHY_BYTES 320
 
-#define TRAIN_TRY(call)                         \
-    do {                                        \
-        const mok_status train_try_ = (call);   \
-        if (train_try_ != MOK_OK) {             \
-            return train_try_;                  \
-        }                                       \
+#define TRAIN_TRY(call)                                                                            \
+    do {                                                                                           \
+        const mok_status train_try_ = (call);                                                      \
+        if (train_try_ != MOK_OK) {                                                                \
+            return train_try_;                                                                     \
+        }                                                                                          \
     } while (0)
 
 /* Writes the text and returns the status. why may be NULL. */
 mok_status train_fail(char *why, mok_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Every rank passes its own status and text; every rank returns those of the lowest rank that failed.
- * Collective. */
+/* Every rank passes its own status and text; every rank returns those of the lowest rank that
+ * failed. Collective. */
 mok_status train_agree(mok_comm *comm, mok_status mine, char *why);
 
-/* run(context, begin, end) over [0, rows) in stretches of TRAIN_ROW_STRETCH on this rank's workers. Rows
- * must be independent of each other. */
+/* run(context, begin, end) over [0, rows) in stretches of TRAIN_ROW_STRETCH on this rank's workers.
+ * Rows must be independent of each other. */
 #define TRAIN_ROW_STRETCH 16
 typedef void (*train_rows_fn)(void *context, int64_t begin, int64_t end);
 mok_status train_rows(mok_comm *comm, int64_t rows, train_rows_fn run, void *context);
 
-/* C [m, n] = A [m, k] times B [n, k] transposed; flags below say which side is stored the other way. */
+/* C [m, n] = A [m, k] times B [n, k] transposed; flags below say which side is stored the other
+ * way. */
 #define TRAIN_A_TRANSPOSED 1u
 #define TRAIN_B_TRANSPOSED 2u
 mok_product train_product(int64_t m, int64_t n, int64_t k, const uint16_t *a, int64_t a_stride,
@@ -72,8 +75,18 @@ static inline int64_t train_split_begin(int64_t count, int64_t ranks, int64_t ra
     return count / ranks * rank + train_min(rank, count % ranks);
 }
 
-/* One block of memory cut into pieces. With base NULL it only measures, so that the same code that places
- * the pieces says how many bytes they need. */
+/* Which part of such a split holds `idx`. */
+static inline int64_t train_owner(int64_t count, int64_t ranks, int64_t idx)
+{
+    int64_t rank = 0;
+    while (idx >= train_split_begin(count, ranks, rank) + train_split_count(count, ranks, rank)) {
+        rank++;
+    }
+    return rank;
+}
+
+/* One block of memory cut into pieces. With base NULL it only measures, so that the same code that
+ * places the pieces says how many bytes they need. */
 typedef struct train_arena {
     unsigned char *base;
     size_t used;

@@ -60,14 +60,17 @@ mok_status train_config_init(train_config *config, const char *size_name, char *
         config->temperature = 0.8;
         return MOK_OK;
     }
-    return train_fail(why, MOK_ERROR_ARGUMENT, "--size is '%s', must be tiny, demo or small", size_name);
+    return train_fail(why, MOK_ERROR_ARGUMENT, "--size is '%s', must be tiny, demo or small",
+                      size_name);
 }
 
-static mok_status check_range(const char *name, int64_t value, int64_t least, int64_t most, char *why)
+static mok_status check_range(const char *name, int64_t value, int64_t least, int64_t most,
+                              char *why)
 {
     if (value < least || value > most) {
-        return train_fail(why, MOK_ERROR_ARGUMENT, "%s is %" PRId64 ", must be %" PRId64 "..%" PRId64,
-                          name, value, least, most);
+        return train_fail(why, MOK_ERROR_ARGUMENT,
+                          "%s is %" PRId64 ", must be %" PRId64 "..%" PRId64, name, value, least,
+                          most);
     }
     return MOK_OK;
 }
@@ -75,7 +78,8 @@ static mok_status check_range(const char *name, int64_t value, int64_t least, in
 static mok_status check_real(const char *name, double value, double least, double most, char *why)
 {
     if (!(value >= least && value <= most)) {
-        return train_fail(why, MOK_ERROR_ARGUMENT, "%s is %g, must be %g..%g", name, value, least, most);
+        return train_fail(why, MOK_ERROR_ARGUMENT, "%s is %g, must be %g..%g", name, value, least,
+                          most);
     }
     return MOK_OK;
 }
@@ -164,7 +168,8 @@ void train_config_identity(train_identity *out, const train_config *config)
     memset(out, 0, sizeof *out);
     (void)snprintf(next_value(&writer, "class"), TRAIN_IDENTITY_VALUE_BYTES, "%s",
                    mok_arith_string(config->arith));
-    (void)snprintf(next_value(&writer, "seed"), TRAIN_IDENTITY_VALUE_BYTES, "%" PRIu64, config->seed);
+    (void)snprintf(next_value(&writer, "seed"), TRAIN_IDENTITY_VALUE_BYTES, "%" PRIu64,
+                   config->seed);
     write_int(&writer, "hidden", shape->hidden);
     write_int(&writer, "blocks", shape->blocks);
     write_int(&writer, "heads", shape->heads);

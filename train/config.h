@@ -1,8 +1,9 @@
 /* What a run is: sizes of the model, the batch, the schedule, and where its files are.
  *
- * Two kinds of fields. The first, "identity", decides the bits: it is written into every checkpoint and
- * a resumed run must have the same. The second says how and where the run is carried out (ranks, threads,
- * paths, how often it reports) and can change between parts of one run without moving a bit. */
+ * Two kinds of fields. The first, "identity", decides the bits: it is written into every checkpoint
+ * and a resumed run must have the same. The second says how and where the run is carried out
+ * (ranks, threads, paths, how often it reports) and can change between parts of one run without
+ * moving a bit. */
 #ifndef TRAIN_CONFIG_H
 #define TRAIN_CONFIG_H
 
@@ -63,8 +64,8 @@ mok_status train_config_check(const train_config *config, char *why);
 /* Number of processors that this process may use. */
 int32_t train_processors(void);
 
-/* Identity as pairs of text for a checkpoint: numbers in decimal, doubles as hexadecimal floats, so that
- * equal text is equal value. name lives as long as the program. */
+/* Identity as pairs of text for a checkpoint: numbers in decimal, doubles as hexadecimal floats, so
+ * that equal text is equal value. name lives as long as the program. */
 #define TRAIN_IDENTITY_COUNT 21
 #define TRAIN_IDENTITY_VALUE_BYTES 40
 typedef struct train_identity {

@@ -44,8 +44,8 @@ static mok_status read_all(train_text *text, FILE *file, const char *path, char 
     }
     const int64_t most = (int64_t)1 << 34;
     if ((int64_t)about.st_size > most) {
-        return train_fail(why, MOK_ERROR_FILE, "--data %s has %" PRId64 " bytes, at most %" PRId64, path,
-                          (int64_t)about.st_size, most);
+        return train_fail(why, MOK_ERROR_FILE, "--data %s has %" PRId64 " bytes, at most %" PRId64,
+                          path, (int64_t)about.st_size, most);
     }
     text->size = (int64_t)about.st_size;
     text->bytes = calloc((size_t)text->size + 4, 1);

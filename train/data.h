@@ -1,8 +1,8 @@
 /* The text, its division into training and held-out bytes, and which bytes a lane sees at a step.
  *
- * Random numbers are a function of a key and a count, never a state that advances: what lane l of step s
- * reads depends on (seed, s, l) alone, so any rank can compute it, and a resumed run continues the order
- * by knowing the step. */
+ * Random numbers are a function of a key and a count, never a state that advances: what lane l of
+ * step s reads depends on (seed, s, l) alone, so any rank can compute it, and a resumed run
+ * continues the order by knowing the step. */
 #ifndef TRAIN_DATA_H
 #define TRAIN_DATA_H
 
@@ -26,7 +26,8 @@ typedef struct train_text {
     mok_digest digest;      /* of the words and the size */
 } train_text;
 
-/* Reads a file whole. Errors: FILE (missing, unreadable, too short for the configuration), MEMORY. */
+/* Reads a file whole. Errors: FILE (missing, unreadable, too short for the configuration), MEMORY.
+ */
 mok_status train_text_open(train_text *out, const train_config *config, char *why);
 void train_text_close(train_text *text);
 

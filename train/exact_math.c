@@ -1,5 +1,5 @@
-/* log, sin, cos and powers: reduce the argument, sum a short series, rebuild. Series stop where the next
- * term is below half a unit in the last place over the reduced range. */
+/* log, sin, cos and powers: reduce the argument, sum a short series, rebuild. Series stop where the
+ * next term is below half a unit in the last place over the reduced range. */
 #include "exact_math.h"
 
 #include <string.h>
@@ -35,7 +35,8 @@ static double nearest(double x)
     return (x + shift) - shift;
 }
 
-/* x = 2^n * m with m in [sqrt(1/2), sqrt(2)); log m = 2 atanh(s), s = (m - 1) / (m + 1), |s| < 0.172. */
+/* x = 2^n * m with m in [sqrt(1/2), sqrt(2)); log m = 2 atanh(s), s = (m - 1) / (m + 1), |s| <
+ * 0.172. */
 double exact_log(double x)
 {
     if (!(x > 0.0)) {
@@ -86,8 +87,8 @@ double exact_exp(double x)
     return (1.0 + (r + r * series)) * power_of_two((int64_t)n);
 }
 
-/* The reduced argument r in [-pi/4, pi/4] and the quadrant. pi/2 in three parts of 33, 33 and 53 bits:
- * n * part is exact for the first two while n < 2^20. */
+/* The reduced argument r in [-pi/4, pi/4] and the quadrant. pi/2 in three parts of 33, 33 and 53
+ * bits: n * part is exact for the first two while n < 2^20. */
 static double reduce(double x, int64_t *quadrant)
 {
     const double n = nearest(x * 0x1.45f306dc9c883p-1);

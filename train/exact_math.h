@@ -1,8 +1,9 @@
 /* log, sin, cos and integer powers from IEEE double operations alone.
  *
- * The C library's versions differ between releases and machines, so nothing that reaches the training
- * state or a printed loss may call them. These are not correctly rounded; they are the same everywhere,
- * and within a few units in the last place of a double (tests/train/test_exact_math.c). */
+ * The C library's versions differ between releases and machines, so nothing that reaches the
+ * training state or a printed loss may call them. These are not correctly rounded; they are the
+ * same everywhere, and within a few units in the last place of a double
+ * (tests/train/test_exact_math.c). */
 #ifndef TRAIN_EXACT_MATH_H
 #define TRAIN_EXACT_MATH_H
 

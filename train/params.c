@@ -10,12 +10,12 @@
 
 #define ALIGN_ELEMENTS 32
 
-static int32_t add(params *p, param_kind kind, int64_t rows, int64_t cols, float deviation, bool decays,
-                   const char *format, ...) __attribute__((format(printf, 7, 8)));
+static int32_t add(params *p, param_kind kind, int64_t rows, int64_t cols, float deviation,
+                   bool decays, const char *format, ...) __attribute__((format(printf, 7, 8)));
 
 /* rows 0: a vector of cols. */
-static int32_t add(params *p, param_kind kind, int64_t rows, int64_t cols, float deviation, bool decays,
-                   const char *format, ...)
+static int32_t add(params *p, param_kind kind, int64_t rows, int64_t cols, float deviation,
+                   bool decays, const char *format, ...)
 {
     param *item = &p->list[p->count];
     va_list arguments;
@@ -52,8 +52,10 @@ static void add_block(params *p, int32_t idx)
     b->norm2 = add(p, PARAM_REPLICATED, 0, h, 0.0f, false, "block.%d.norm2", idx);
     b->router = add(p, PARAM_REPLICATED, s->experts, h, in, false, "block.%d.router", idx);
     const float down = residual * inverse_root(s->shared_inner);
-    b->shared_gate = add(p, PARAM_REPLICATED, s->shared_inner, h, in, true, "block.%d.shared.gate", idx);
-    b->shared_up = add(p, PARAM_REPLICATED, s->shared_inner, h, in, true, "block.%d.shared.up", idx);
+    b->shared_gate =
+        add(p, PARAM_REPLICATED, s->shared_inner, h, in, true, "block.%d.shared.gate", idx);
+    b->shared_up =
+        add(p, PARAM_REPLICATED, s->shared_inner, h, in, true, "block.%d.shared.up", idx);
     b->shared_down =
         add(p, PARAM_REPLICATED, h, s->shared_inner, down, true, "block.%d.shared.down", idx);
 }
@@ -109,11 +111,12 @@ void params_place(params *p, train_arena *arena)
 }
 
 /* The sum of four uniform 16-bit numbers is near enough to a normal one, and exact: mean 2 * 65535,
- * variance 4 * (65536^2 - 1) / 12, hence the factor sqrt(3). Whole numbers up to 2^18 are exact floats. */
+ * variance 4 * (65536^2 - 1) / 12, hence the factor sqrt(3). Whole numbers up to 2^18 are exact
+ * floats. */
 static float bell(uint64_t bits)
 {
-    const int32_t sum = (int32_t)((bits & 0xFFFF) + ((bits >> 16) & 0xFFFF) + ((bits >> 32) & 0xFFFF) +
-                                  (bits >> 48));
+    const int32_t sum = (int32_t)((bits & 0xFFFF) + ((bits >> 16) & 0xFFFF) +
+                                  ((bits >> 32) & 0xFFFF) + (bits >> 48));
     return (float)(sum - 2 * 65535) * (0x1.bb67aep+0f / 65536.0f);
 }
 

@@ -1,21 +1,19 @@
-/* The table of parameters. One table drives initialisation, AdamW, the gradient's norm, the digest and the
- * checkpoint, so that none of them can forget a tensor.
+/* The table of parameters. One table drives initialisation, AdamW, the gradient's norm, the digest
+ * and the checkpoint, so that none of them can forget a tensor.
  *
  *   arrays    | replicated, every rank the same ............ | experts of this rank ............. |
  *   offset    0                              replicated_count                          local_count
  *
- * master, m, v, grad (fp32) and copy (bf16) have this one layout. An expert parameter holds a unit for each
- * expert of this rank, [E_r, unit]; logically it is [E, unit], and everything that leaves the rank speaks
- * of (parameter, expert by global index), which does not depend on the number of ranks. */
+ * master, m, v, grad (fp32) and copy (bf16) have this one layout. An expert parameter holds a unit
+ * for each expert of this rank, [E_r, unit]; logically it is [E, unit], and everything that leaves
+ * the rank speaks of (parameter, expert by global index), which does not depend on the number of
+ * ranks. */
 #ifndef TRAIN_PARAMS_H
 #define TRAIN_PARAMS_H
 
 #include "config.h"
 
-typedef enum param_kind {
-    PARAM_REPLICATED = 1,
-    PARAM_EXPERT = 2
-} param_kind;
+typedef enum param_kind { PARAM_REPLICATED = 1, PARAM_EXPERT = 2 } param_kind;
 
 typedef struct param {
     char name[40];
@@ -47,7 +45,8 @@ typedef struct params {
     int64_t replicated_count, local_count;
     float *master, *m, *v, *grad;
     uint16_t *copy;
-    float *bias; /* [blocks, E]: the router's balancing biases; state, but not trained by gradient */
+    float
+        *bias; /* [blocks, E]: the router's balancing biases; state, but not trained by gradient */
 } params;
 
 /* Lays the table out for a rank; allocates nothing. */

@@ -1,0 +1,39 @@
+/* What a run tells: lines on the terminal, a JSONL log, plots. Rank 0 reports. */
+#ifndef TRAIN_REPORT_H
+#define TRAIN_REPORT_H
+
+#include <stdio.h>
+
+#include "model.h"
+
+typedef struct step_record {
+    int64_t step; /* steps done */
+    double loss, held_out, rate, norm, tokens_per_s;
+    double most_load; /* of any expert of any block, over the mean */
+    bool has_held_out;
+} step_record;
+
+typedef struct report {
+    const train_config *config;
+    FILE *log;
+    bool terminal;      /* progress is one line that is written over */
+    double begin_s;     /* of this run */
+    int64_t begin_step; /* 0, or where a resumed run began */
+    step_record *record;
+    int64_t count, capacity;
+    double *load; /* [blocks, E] share of the last step's routes, over the mean */
+} report;
+
+double report_now_s(void);
+
+/* Opens OUT/log.jsonl (appending where the run was resumed from there). Errors: FILE, MEMORY. */
+mok_status report_open(report *r, const train_config *config, int64_t begin_step, char *why);
+void report_close(report *r);
+
+/* One step is done. Errors: FILE. */
+mok_status report_step(report *r, const step_record *record, const int64_t *load, char *why);
+
+/* OUT/loss.svg and OUT/load.svg. Errors: FILE. */
+mok_status report_plots(const report *r, char *why);
+
+#endif
