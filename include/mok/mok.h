@@ -8,8 +8,9 @@
  *   - Functions return mok_status; MOK_OK is 0. On any other value mok_last_error() describes the cause
  *     and names the argument, the row and the limit. The library never prints, exits or aborts.
  *   - Structs begin with struct_bytes and are filled by their init function before fields are changed.
- *   - "Collective" means: every rank of the communicator calls it, in the same order. Whatever the error,
- *     every rank returns the same status, and no output has been written.
+ *   - "Collective" means: every rank of the communicator calls it, in the same order; ranks that meet in
+ *     different calls all return MOK_ERROR_MISMATCH. Whatever the error, every rank returns the same
+ *     status, and no output has been written, except that outputs are undefined after MOK_ERROR_PEER.
  *   - A handle serves one thread at a time. Different ranks' handles may be used by different threads.
  *   - Letters: R ranks, T tokens of this rank, H hidden, I intermediate, E experts, K slots (top-k).
  */
@@ -49,7 +50,7 @@ typedef enum mok_status {
     MOK_ERROR_DEVICE = 7,      /* the device or CPU lacks what the call needs, or computes other bits */
     MOK_ERROR_UNSUPPORTED = 8, /* valid, but not built into this version */
     MOK_ERROR_STATE = 9,       /* calls out of order: a schedule or activations that were never filled */
-    MOK_ERROR_MISMATCH = 10,   /* ranks disagree on a shape, class or version */
+    MOK_ERROR_MISMATCH = 10,   /* ranks disagree on a shape, class or version, or on the call they make */
     MOK_ERROR_VALUE = 11,      /* a non-finite router weight */
     MOK_ERROR_FILE = 12,       /* a file is missing, truncated or altered (used by programs) */
     MOK_ERROR_OVERLAP = 13     /* an output overlaps an input or another output */
@@ -400,7 +401,7 @@ MOK_API mok_status mok_backward(mok_layer *layer, const mok_gradients *gradients
  *   partials  [lanes, count] f32, this rank's lanes; ranks may hold different numbers of lanes, 0 included
  *
  * out and partials must not overlap. Collective; count is the same on every rank.
- * Errors: ARGUMENT, MISMATCH, PEER. Bytes: fixed by the global lanes, not by who holds them. */
+ * Errors: ARGUMENT, OVERLAP, MISMATCH, PEER. Bytes: fixed by the global lanes, not by who holds them. */
 MOK_API mok_status mok_lane_reduce(mok_comm *comm, float *out, const float *partials, int64_t lanes,
                                    int64_t count);
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "comm/comm.h"
+#include "core/fpenv.h"
 
 typedef struct verdict {
     int32_t status;
@@ -10,6 +11,12 @@ typedef struct verdict {
 } verdict;
 
 mok_status mok_comm_agree_in(mok_comm *comm, mok_status mine, mok_phase phase)
+{
+    const mok_call call = {(int32_t)phase, MOK_CALL_EXCHANGE, 0};
+    return mok_comm_agree_as(comm, mine, &call);
+}
+
+mok_status mok_comm_agree_as(mok_comm *comm, mok_status mine, const mok_call *call)
 {
     if (comm->size == 1) {
         MOK_TRY(mok_comm_check(comm));
@@ -19,8 +26,10 @@ mok_status mok_comm_agree_in(mok_comm *comm, mok_status mine, mok_phase phase)
     if (mine != MOK_OK) {
         (void)snprintf(own.text, sizeof own.text, "%s", mok_last_error());
     }
-    memcpy(mok_comm_stage(comm), &own, sizeof own);
-    MOK_TRY(mok_comm_exchange(comm, phase));
+    unsigned char *stage;
+    MOK_TRY(mok_comm_stage(comm, &stage));
+    memcpy(stage, &own, sizeof own);
+    MOK_TRY(mok_comm_meet(comm, call));
     for (int32_t rank = 0; rank < comm->size; rank++) {
         verdict other;
         memcpy(&other, mok_comm_staged(comm, rank), sizeof other);
@@ -56,10 +65,13 @@ mok_status mok_comm_allgather(mok_comm *comm, void *out, const void *in, size_t 
     if (bytes > 0 && (out == NULL || in == NULL)) {
         mine = mok_fail(MOK_ERROR_ARGUMENT, "allgather: out or in is NULL");
     }
-    MOK_TRY(mok_comm_agree_in(comm, mine, MOK_PHASE_EXCHANGE));
+    const mok_call call = {(int32_t)MOK_PHASE_EXCHANGE, MOK_CALL_ALLGATHER, bytes};
+    MOK_TRY(mok_comm_agree_as(comm, mine, &call));
     for (size_t begin = 0; begin < bytes; begin += MOK_STAGING_BYTES) {
         const size_t part = bytes - begin < MOK_STAGING_BYTES ? bytes - begin : MOK_STAGING_BYTES;
-        memcpy(mok_comm_stage(comm), (const unsigned char *)in + begin, part);
+        unsigned char *stage;
+        MOK_TRY(mok_comm_stage(comm, &stage));
+        memcpy(stage, (const unsigned char *)in + begin, part);
         MOK_TRY(mok_comm_exchange(comm, MOK_PHASE_EXCHANGE));
         for (int32_t rank = 0; rank < comm->size; rank++) {
             memcpy((unsigned char *)out + (size_t)rank * bytes + begin, mok_comm_staged(comm, rank),
@@ -78,12 +90,17 @@ mok_status mok_comm_broadcast(mok_comm *comm, void *data, size_t bytes, int32_t 
     } else if (root < 0 || root >= comm->size) {
         mine = mok_fail(MOK_ERROR_ARGUMENT, "broadcast: root %d is outside [0, %d)", root, comm->size);
     }
-    MOK_TRY(mok_comm_agree_in(comm, mine, MOK_PHASE_EXCHANGE));
+    /* Each root has a kind of its own; one that is out of range is reported by the agreement. */
+    const mok_call call = {(int32_t)MOK_PHASE_EXCHANGE,
+                           MOK_CALL_BROADCAST + (mine == MOK_OK ? root : 0), bytes};
+    MOK_TRY(mok_comm_agree_as(comm, mine, &call));
     for (size_t begin = 0; begin < bytes; begin += MOK_STAGING_BYTES) {
         const size_t part = bytes - begin < MOK_STAGING_BYTES ? bytes - begin : MOK_STAGING_BYTES;
         unsigned char *here = (unsigned char *)data + begin;
+        unsigned char *stage;
+        MOK_TRY(mok_comm_stage(comm, &stage));
         if (comm->rank == root) {
-            memcpy(mok_comm_stage(comm), here, part);
+            memcpy(stage, here, part);
         }
         MOK_TRY(mok_comm_exchange(comm, MOK_PHASE_EXCHANGE));
         if (comm->rank != root) {
@@ -100,6 +117,19 @@ typedef struct lane_count {
     int64_t count;
 } lane_count;
 
+/* out [count] and partials [lanes, count] share a byte. A size that passes the address space counts too. */
+static bool floats_overlap(const float *out, int64_t count, const float *partials, int64_t lanes)
+{
+    size_t bytes;
+    size_t all;
+    if (count == 0 || lanes == 0) {
+        return false;
+    }
+    return __builtin_mul_overflow((size_t)count, sizeof(float), &bytes) ||
+           __builtin_mul_overflow(bytes, (size_t)lanes, &all) ||
+           ((uintptr_t)out < (uintptr_t)partials + all && (uintptr_t)partials < (uintptr_t)out + bytes);
+}
+
 /* Checks this rank's arguments and learns every rank's lane count. */
 static mok_status gather_lanes(mok_comm *comm, int64_t *lanes_of_rank, const float *out,
                                const float *partials, int64_t lanes, int64_t count)
@@ -110,10 +140,14 @@ static mok_status gather_lanes(mok_comm *comm, int64_t *lanes_of_rank, const flo
                         (long long)lanes, (long long)count);
     } else if (count > 0 && (out == NULL || (lanes > 0 && partials == NULL))) {
         mine = mok_fail(MOK_ERROR_ARGUMENT, "lane_reduce: out or partials is NULL");
+    } else if (floats_overlap(out, count, partials, lanes)) {
+        mine = mok_fail(MOK_ERROR_OVERLAP, "lane_reduce: out overlaps partials");
     }
     MOK_TRY(mok_comm_agree_in(comm, mine, MOK_PHASE_REDUCE));
     const lane_count own = {lanes, count};
-    memcpy(mok_comm_stage(comm), &own, sizeof own);
+    unsigned char *stage;
+    MOK_TRY(mok_comm_stage(comm, &stage));
+    memcpy(stage, &own, sizeof own);
     MOK_TRY(mok_comm_exchange(comm, MOK_PHASE_REDUCE));
     for (int32_t rank = 0; rank < comm->size; rank++) {
         lane_count other;
@@ -126,6 +160,20 @@ static mok_status gather_lanes(mok_comm *comm, int64_t *lanes_of_rank, const flo
         lanes_of_rank[rank] = other.lanes;
     }
     return MOK_OK;
+}
+
+/* Sums what all ranks have staged of a stretch of n elements. */
+static void add_staged(mok_comm *comm, float *out, const int64_t *lanes_of_rank, int64_t n)
+{
+    const uint32_t environment = mok_fpenv_enter();
+    memset(out, 0, (size_t)n * sizeof(float));
+    for (int32_t rank = 0; rank < comm->size; rank++) {
+        const float *staged = (const float *)(const void *)mok_comm_staged(comm, rank);
+        for (int64_t lane = 0; lane < lanes_of_rank[rank]; lane++) {
+            comm->kernels->accumulate(out, staged + lane * n, n);
+        }
+    }
+    mok_fpenv_leave(environment);
 }
 
 /* Each exchange carries up to lanes_per_part lanes of a stretch of elements, so that a rank with many lanes
@@ -145,18 +193,14 @@ mok_status mok_lane_reduce(mok_comm *comm, float *out, const float *partials, in
     const int64_t stretch = room / most;
     for (int64_t begin = 0; begin < count; begin += stretch) {
         const int64_t n = mok_min64(stretch, count - begin);
-        float *stage = (float *)(void *)mok_comm_stage(comm);
+        unsigned char *stage;
+        MOK_TRY(mok_comm_stage(comm, &stage));
+        const size_t part = (size_t)n * sizeof(float);
         for (int64_t lane = 0; lane < lanes; lane++) {
-            memcpy(stage + lane * n, partials + lane * count + begin, (size_t)n * sizeof(float));
+            memcpy(stage + (size_t)lane * part, partials + lane * count + begin, part);
         }
         MOK_TRY(mok_comm_exchange(comm, MOK_PHASE_REDUCE));
-        memset(out + begin, 0, (size_t)n * sizeof(float));
-        for (int32_t rank = 0; rank < comm->size; rank++) {
-            const float *staged = (const float *)(const void *)mok_comm_staged(comm, rank);
-            for (int64_t lane = 0; lane < lanes_of_rank[rank]; lane++) {
-                comm->kernels->accumulate(out + begin, staged + lane * n, n);
-            }
-        }
+        add_staged(comm, out + begin, lanes_of_rank, n);
     }
     return MOK_OK;
 }

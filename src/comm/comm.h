@@ -15,8 +15,12 @@
  * is visible after we pass.
  *
  * Exchange. Small data go through staging[2] of each control block: write one's own, barrier, read the
- * peers'. Two buffers suffice: a rank that writes buffer p again has passed the barrier of the exchange in
- * between, and by arriving there every peer had finished reading p. */
+ * peers'. The epoch's low bit picks the buffer. Two suffice: a rank that writes buffer p again has passed
+ * the barrier in between, and by arriving there every peer had finished reading p.
+ *
+ * Calls. Beside its epoch a rank leaves word of what it is doing, by the same rule of two buffers. Behind
+ * the barrier every rank reads all of them, so ranks that make different calls all learn it there, all
+ * return MOK_ERROR_MISMATCH, and are still in step. */
 #ifndef MOK_COMM_COMM_H
 #define MOK_COMM_COMM_H
 
@@ -28,12 +32,25 @@
 
 #define MOK_STAGING_BYTES ((size_t)1 << 18)
 
+/* Which collective call a rank is in. */
+typedef struct mok_call {
+    int32_t phase;   /* mok_phase */
+    int32_t kind;    /* what tells calls of one phase apart */
+    uint64_t detail; /* sizes that must be alike */
+} mok_call;
+
+#define MOK_CALL_BARRIER 0
+#define MOK_CALL_EXCHANGE 1
+#define MOK_CALL_ALLGATHER 2
+#define MOK_CALL_BROADCAST 3
+
 /* One rank's memory that every peer may touch. */
 typedef struct mok_control {
     _Alignas(MOK_CACHE_LINE) _Atomic uint32_t slot[MOK_MAX_RANKS]; /* slot[p] is written by rank p */
     _Alignas(MOK_CACHE_LINE) _Atomic uint64_t progress; /* tasks done; moves while this rank works */
     _Alignas(MOK_CACHE_LINE) _Atomic uint32_t fault_state; /* 0 none, 1 being written, 2 valid */
     mok_fault fault;
+    _Alignas(MOK_CACHE_LINE) mok_call call[2]; /* of the barrier of an even, odd epoch */
     _Alignas(MOK_CACHE_LINE) unsigned char staging[2][MOK_STAGING_BYTES];
 } mok_control;
 
@@ -51,8 +68,7 @@ struct mok_comm {
     int32_t size;
     int32_t threads;
     int32_t timeout_ms;
-    uint32_t epoch;    /* barriers arrived at */
-    uint32_t exchange; /* exchanges made; its low bit picks the staging buffer */
+    uint32_t epoch; /* barriers arrived at; its low bit picks the staging buffer */
     mok_allocator allocator;
     const mok_kernels *kernels;
     mok_pool *pool;
@@ -82,7 +98,8 @@ void mok_symmetric_release(mok_comm *comm, mok_symmetric *symmetric);
 /* MOK_ERROR_PEER with its text when the communicator has a fault, else MOK_OK. */
 mok_status mok_comm_check(const mok_comm *comm);
 
-/* Records a fault for every rank, unless there is one already; returns MOK_ERROR_PEER. */
+/* Records a fault for every rank, unless there is one already; returns MOK_ERROR_PEER. All ranks are given
+ * the same fault: the one that was first to reach rank 0's block. */
 mok_status mok_comm_fault(mok_comm *comm, int32_t peer, mok_phase phase, int64_t task_idx,
                           int64_t waited_ms);
 
@@ -91,16 +108,20 @@ mok_status mok_comm_fault(mok_comm *comm, int32_t peer, mok_phase phase, int64_t
 mok_status mok_comm_wait(mok_comm *comm, const _Atomic uint32_t *counter, uint32_t value, int32_t peer,
                          mok_phase phase, int64_t task_idx);
 
+/* Errors: MISMATCH on every rank where they are in different calls, PEER. */
 mok_status mok_comm_barrier_in(mok_comm *comm, mok_phase phase);
 
 /* This rank's staging buffer of the next exchange. Write it, call mok_comm_exchange, then read
- * mok_comm_staged of every rank before the exchange after the next. */
-unsigned char *mok_comm_stage(mok_comm *comm);
+ * mok_comm_staged of every rank before the next barrier or exchange. Errors: PEER after a fault: the barrier
+ * that makes two buffers enough was then not passed, and a peer may still be reading. */
+mok_status mok_comm_stage(mok_comm *comm, unsigned char **stage);
 mok_status mok_comm_exchange(mok_comm *comm, mok_phase phase);
+mok_status mok_comm_meet(mok_comm *comm, const mok_call *call); /* what both of the above do */
 const unsigned char *mok_comm_staged(const mok_comm *comm, int32_t rank);
 
-/* mok_comm_agree with a phase for faults. */
+/* mok_comm_agree with a phase for faults; _as also holds the ranks' calls against each other. */
 mok_status mok_comm_agree_in(mok_comm *comm, mok_status mine, mok_phase phase);
+mok_status mok_comm_agree_as(mok_comm *comm, mok_status mine, const mok_call *call);
 
 static inline void mok_comm_progress(mok_comm *comm)
 {

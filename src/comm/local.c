@@ -172,10 +172,10 @@ mok_status mok_comm_open_local(mok_comm **out, int32_t ranks, const mok_comm_con
     mok_comm_config_init(&defaults);
     const mok_comm_config *use = config != NULL ? config : &defaults;
     MOK_REQUIRE(out != NULL, MOK_ERROR_ARGUMENT, "out is NULL");
-    MOK_TRY(check_config(use, ranks));
-    for (int32_t rank = 0; rank < ranks; rank++) {
+    for (int32_t rank = 0; rank < ranks && ranks <= MOK_MAX_RANKS; rank++) {
         out[rank] = NULL;
     }
+    MOK_TRY(check_config(use, ranks));
     const mok_kernels *kernels = mok_kernels_select(use->level);
     MOK_REQUIRE(kernels != NULL, MOK_ERROR_DEVICE, "this CPU or build lacks level %s",
                 mok_level_string(use->level));
@@ -263,8 +263,12 @@ mok_status mok_symmetric_allocate(mok_comm *comm, mok_symmetric *out, size_t byt
     if (entry == NULL) {
         mine = mok_fail(MOK_ERROR_MEMORY, "no memory for %zu bytes of shared memory", bytes);
     }
-    memcpy(mok_comm_stage(comm), &entry, sizeof entry);
-    mok_status status = mok_comm_exchange(comm, phase);
+    unsigned char *stage;
+    mok_status status = mok_comm_stage(comm, &stage);
+    if (status == MOK_OK) {
+        memcpy(stage, &entry, sizeof entry);
+        status = mok_comm_exchange(comm, phase);
+    }
     if (status == MOK_OK) {
         for (int32_t rank = 0; rank < comm->size; rank++) {
             mok_symmetric_entry *other;

@@ -28,22 +28,38 @@ mok_status mok_comm_check(const mok_comm *comm)
                     (long long)fault->task_idx, (long long)fault->waited_ms);
 }
 
+/* False when the block has a fault, or is being given one. */
+static bool write_fault(mok_control *control, const mok_fault *fault)
+{
+    uint32_t none = 0;
+    if (!atomic_compare_exchange_strong_explicit(&control->fault_state, &none, 1, memory_order_acq_rel,
+                                                 memory_order_acquire)) {
+        return false;
+    }
+    control->fault = *fault;
+    atomic_store_explicit(&control->fault_state, 2, memory_order_release);
+    return true;
+}
+
 mok_status mok_comm_fault(mok_comm *comm, int32_t peer, mok_phase phase, int64_t task_idx,
                           int64_t waited_ms)
 {
     const mok_fault fault = {sizeof fault, comm->rank, peer, phase, task_idx, waited_ms};
-    for (int32_t rank = 0; rank < comm->size; rank++) {
-        mok_control *control = comm->control[rank];
-        uint32_t none = 0;
-        if (atomic_compare_exchange_strong_explicit(&control->fault_state, &none, 1,
-                                                    memory_order_acq_rel, memory_order_acquire)) {
-            control->fault = fault;
-            atomic_store_explicit(&control->fault_state, 2, memory_order_release);
+    if (write_fault(comm->control[0], &fault)) {
+        for (int32_t rank = 1; rank < comm->size; rank++) {
+            (void)write_fault(comm->control[rank], &fault);
         }
+        return mok_comm_check(comm);
     }
-    /* Another fault may still be on its way into our block: it is a matter of a few stores. */
-    while (atomic_load_explicit(&comm->control[comm->rank]->fault_state, memory_order_acquire) != 2) {
+    /* Whoever was first is a few stores away from our block. Should it die between them, ours will do. */
+    mok_control *mine = comm->control[comm->rank];
+    const int64_t since = now_ms();
+    while (atomic_load_explicit(&mine->fault_state, memory_order_acquire) != 2) {
         sched_yield();
+        if (now_ms() - since >= comm->timeout_ms && !write_fault(mine, &fault)) {
+            return mok_fail(MOK_ERROR_PEER, "rank %d: the fault of another rank was never completed",
+                            comm->rank);
+        }
     }
     return mok_comm_check(comm);
 }
@@ -104,33 +120,59 @@ mok_status mok_comm_wait(mok_comm *comm, const _Atomic uint32_t *counter, uint32
     }
 }
 
-mok_status mok_comm_barrier_in(mok_comm *comm, mok_phase phase)
+/* Every rank compares all calls with rank 0's, so every rank finds the same first difference. */
+static mok_status compare_calls(const mok_comm *comm)
+{
+    const int half = (int)(comm->epoch & 1);
+    const mok_call first = comm->control[0]->call[half];
+    for (int32_t rank = 1; rank < comm->size; rank++) {
+        const mok_call other = comm->control[rank]->call[half];
+        MOK_REQUIRE(other.phase == first.phase, MOK_ERROR_MISMATCH,
+                    "ranks make different calls: rank %d is in phase %s, rank 0 in phase %s", rank,
+                    mok_phase_string((mok_phase)other.phase), mok_phase_string((mok_phase)first.phase));
+        MOK_REQUIRE(other.kind == first.kind && other.detail == first.detail, MOK_ERROR_MISMATCH,
+                    "ranks make different calls in phase %s, or give other sizes: rank %d and rank 0",
+                    mok_phase_string((mok_phase)first.phase), rank);
+    }
+    return MOK_OK;
+}
+
+mok_status mok_comm_meet(mok_comm *comm, const mok_call *call)
 {
     MOK_TRY(mok_comm_check(comm));
     comm->epoch++;
+    comm->control[comm->rank]->call[comm->epoch & 1] = *call;
     for (int32_t rank = 0; rank < comm->size; rank++) {
         atomic_store_explicit(&comm->control[rank]->slot[comm->rank], comm->epoch,
                               memory_order_release);
     }
     const mok_control *mine = comm->control[comm->rank];
     for (int32_t rank = 0; rank < comm->size; rank++) {
-        MOK_TRY(mok_comm_wait(comm, &mine->slot[rank], comm->epoch, rank, phase, -1));
+        MOK_TRY(mok_comm_wait(comm, &mine->slot[rank], comm->epoch, rank, (mok_phase)call->phase, -1));
     }
-    return MOK_OK;
+    return compare_calls(comm);
 }
 
-unsigned char *mok_comm_stage(mok_comm *comm)
+mok_status mok_comm_barrier_in(mok_comm *comm, mok_phase phase)
 {
-    return comm->control[comm->rank]->staging[(comm->exchange + 1) & 1];
+    const mok_call call = {(int32_t)phase, MOK_CALL_BARRIER, 0};
+    return mok_comm_meet(comm, &call);
+}
+
+mok_status mok_comm_stage(mok_comm *comm, unsigned char **stage)
+{
+    MOK_TRY(mok_comm_check(comm));
+    *stage = comm->control[comm->rank]->staging[(comm->epoch + 1) & 1];
+    return MOK_OK;
 }
 
 mok_status mok_comm_exchange(mok_comm *comm, mok_phase phase)
 {
-    comm->exchange++;
-    return mok_comm_barrier_in(comm, phase);
+    const mok_call call = {(int32_t)phase, MOK_CALL_EXCHANGE, 0};
+    return mok_comm_meet(comm, &call);
 }
 
 const unsigned char *mok_comm_staged(const mok_comm *comm, int32_t rank)
 {
-    return comm->control[rank]->staging[comm->exchange & 1];
+    return comm->control[rank]->staging[comm->epoch & 1];
 }

@@ -81,7 +81,9 @@ static const char *const identity_names[] = {
 static mok_status compare_identities(mok_comm *comm, const mok_layer_config *config)
 {
     const identity own = identity_of(config);
-    memcpy(mok_comm_stage(comm), &own, sizeof own);
+    unsigned char *stage;
+    MOK_TRY(mok_comm_stage(comm, &stage));
+    memcpy(stage, &own, sizeof own);
     MOK_TRY(mok_comm_exchange(comm, MOK_PHASE_OPEN));
     identity first;
     memcpy(&first, mok_comm_staged(comm, 0), sizeof first);

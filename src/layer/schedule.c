@@ -46,6 +46,7 @@ void mok_schedule_close(mok_schedule **schedule)
 static mok_status publish_routes(mok_schedule *schedule, mok_layer *layer, const mok_tensor *routes,
                                  int half)
 {
+    MOK_TRY(mok_comm_check(layer->comm)); /* a peer may still read what another build would overwrite */
     MOK_REQUIRE(schedule != NULL, MOK_ERROR_ARGUMENT, "schedule is NULL");
     schedule->stamp = 0;
     MOK_REQUIRE(schedule->layer == layer, MOK_ERROR_ARGUMENT, "schedule belongs to another layer");
@@ -71,9 +72,6 @@ mok_status mok_schedule_build(mok_schedule *schedule, mok_layer *layer, const mo
     const int half = (int)(layer->builds & 1);
     layer->builds++;
     MOK_TRY(mok_comm_agree_in(comm, publish_routes(schedule, layer, routes, half), MOK_PHASE_SCHEDULE));
-    if (comm->size == 1) {
-        MOK_TRY(mok_comm_check(comm));
-    }
     mok_routes all;
     for (int32_t rank = 0; rank < comm->size; rank++) {
         all.route[rank] = layer->arena[rank].routes[half];
