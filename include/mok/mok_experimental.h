@@ -36,7 +36,7 @@ typedef struct mok_product {
 MOK_API void mok_product_init(mok_product *product);
 
 /* Runs `count` independent products on this rank's workers. Not collective.
- * Errors: ARGUMENT, SHAPE, PEER (a worker that stopped). */
+ * Errors: ARGUMENT, SHAPE, OVERLAP, STATE (called by a worker's job), PEER (after a fault). */
 MOK_API mok_status mok_product_run(mok_comm *comm, const mok_product *products, int64_t count,
                                    mok_arith arith);
 
@@ -52,7 +52,8 @@ MOK_API void mok_f32_from_bf16(float *out, const uint16_t *x, int64_t count);
 /* ---- Workers ---------------------------------------------------------------------------------------- */
 
 /* Calls run(context, idx, worker) once for every idx in [0, count), in any order, on this rank's workers;
- * worker is in [0, threads). Returns when all have returned. Not collective. Errors: ARGUMENT, PEER. */
+ * worker is in [0, threads). Returns when all have returned. Not collective.
+ * Errors: ARGUMENT, STATE (called from run: its workers are taken), PEER (after a fault). */
 MOK_API mok_status mok_comm_parallel(mok_comm *comm, int64_t count,
                                      void (*run)(void *context, int64_t idx, int32_t worker),
                                      void *context);

@@ -23,6 +23,7 @@ struct mok_pool {
     _Atomic uint32_t generation;
     _Atomic int32_t pending;
     _Atomic bool stop;
+    _Atomic bool busy; /* a job is being run: it cannot hand out another */
     pthread_mutex_t lock;
     pthread_cond_t wake;
     pthread_cond_t done;
@@ -81,20 +82,9 @@ static void publish(mok_pool *pool)
     pthread_mutex_unlock(&pool->lock);
 }
 
-void mok_pool_run(mok_pool *pool, mok_job job, void *context)
+/* Waits until every helper has come back. */
+static void wait_for_helpers(mok_pool *pool)
 {
-    const uint32_t environment = mok_fpenv_enter();
-    if (pool->threads > 1) {
-        pool->job = job;
-        pool->context = context;
-        atomic_store_explicit(&pool->pending, pool->threads - 1, memory_order_relaxed);
-        publish(pool);
-    }
-    job(context, 0);
-    mok_fpenv_leave(environment);
-    if (pool->threads == 1) {
-        return;
-    }
     for (int32_t spin = 0; spin < pool->spin_count; spin++) {
         if (atomic_load_explicit(&pool->pending, memory_order_acquire) == 0) {
             return;
@@ -106,6 +96,26 @@ void mok_pool_run(mok_pool *pool, mok_job job, void *context)
         pthread_cond_wait(&pool->done, &pool->lock);
     }
     pthread_mutex_unlock(&pool->lock);
+}
+
+mok_status mok_pool_run(mok_pool *pool, mok_job job, void *context)
+{
+    MOK_REQUIRE(!atomic_exchange_explicit(&pool->busy, true, memory_order_acquire), MOK_ERROR_STATE,
+                "the workers of this rank are at work: a job cannot hand out another");
+    const uint32_t environment = mok_fpenv_enter();
+    if (pool->threads > 1) {
+        pool->job = job;
+        pool->context = context;
+        atomic_store_explicit(&pool->pending, pool->threads - 1, memory_order_relaxed);
+        publish(pool);
+    }
+    job(context, 0);
+    mok_fpenv_leave(environment);
+    if (pool->threads > 1) {
+        wait_for_helpers(pool);
+    }
+    atomic_store_explicit(&pool->busy, false, memory_order_release);
+    return MOK_OK;
 }
 
 mok_status mok_pool_open(mok_pool **out, const mok_allocator *allocator, int32_t threads,
@@ -123,6 +133,7 @@ mok_status mok_pool_open(mok_pool **out, const mok_allocator *allocator, int32_t
     atomic_init(&pool->generation, 0);
     atomic_init(&pool->pending, 0);
     atomic_init(&pool->stop, false);
+    atomic_init(&pool->busy, false);
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->wake, NULL);
     pthread_cond_init(&pool->done, NULL);

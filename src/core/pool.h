@@ -22,8 +22,9 @@ mok_status mok_pool_open(mok_pool **out, const mok_allocator *allocator, int32_t
                          int32_t spin_count);
 void mok_pool_close(mok_pool **pool);
 
-/* Runs job on every worker, the caller included, and returns when all have returned. */
-void mok_pool_run(mok_pool *pool, mok_job job, void *context);
+/* Runs job on every worker, the caller included, and returns when all have returned.
+ * Errors: STATE when called from a job, whose workers are all taken; nothing is run then. */
+mok_status mok_pool_run(mok_pool *pool, mok_job job, void *context);
 
 size_t mok_pool_bytes(int32_t threads);
 

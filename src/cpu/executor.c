@@ -43,6 +43,7 @@ static void work(void *context, int32_t worker)
         const mok_task task = mok_task_at(&step->plan, idx);
         if (step->hook != NULL &&
             !step->hook(step->hook_context, step->comm->rank, worker, step->phase, idx)) {
+            atomic_store_explicit(&step->left_task, idx, memory_order_relaxed);
             return;
         }
         if (!wait_for(step, &task, idx)) {
@@ -65,12 +66,14 @@ mok_status mok_step_run(mok_step *step)
     }
     atomic_init(&step->next_task, 0);
     atomic_init(&step->done_count, 0);
-    mok_pool_run(step->comm->pool, work, step);
+    atomic_init(&step->left_task, -1);
+    MOK_TRY(mok_pool_run(step->comm->pool, work, step));
     MOK_TRY(mok_comm_check(step->comm));
     const int64_t done = atomic_load(&step->done_count);
     if (done != mok_task_count(&step->plan)) {
         /* A worker left and nobody was waiting for its task. */
-        return mok_comm_fault(step->comm, step->comm->rank, step->phase, done, 0);
+        return mok_comm_fault(step->comm, step->comm->rank, step->phase,
+                              atomic_load(&step->left_task), 0);
     }
     return MOK_OK;
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "comm/comm.h"
+#include "layer/check.h"
 
 void mok_product_init(mok_product *product)
 {
@@ -13,15 +14,61 @@ void mok_product_init(mok_product *product)
     }
 }
 
+/* Alignment, and that the last element has an address. */
+static mok_status check_memory(const char *name, int64_t idx, const void *data, int64_t rows,
+                               int64_t cols, int64_t stride, size_t element)
+{
+    int64_t last = 0;
+    int64_t bytes = 0;
+    if (rows == 0 || cols == 0) {
+        return MOK_OK;
+    }
+    MOK_REQUIRE((uintptr_t)data % element == 0, MOK_ERROR_SHAPE,
+                "products[%lld].%s is not aligned to its element size, %zu bytes", (long long)idx, name,
+                element);
+    MOK_REQUIRE(!__builtin_mul_overflow(rows - 1, stride, &last) &&
+                    !__builtin_add_overflow(last, cols, &last) &&
+                    !__builtin_mul_overflow(last, (int64_t)element, &bytes) &&
+                    (uintptr_t)data <= UINTPTR_MAX - (uintptr_t)bytes,
+                MOK_ERROR_SHAPE, "products[%lld].%s passes the end of the address space: %lld rows of "
+                "stride %lld", (long long)idx, name, (long long)rows, (long long)stride);
+    return MOK_OK;
+}
+
+static mok_tensor view_of(const void *data, mok_dtype dtype, int64_t rows, int64_t cols, int64_t stride)
+{
+    mok_tensor tensor = mok_tensor_2d(NULL, dtype, rows, cols);
+    memcpy(&tensor.data, &data, sizeof data); /* only its address is looked at */
+    tensor.stride[0] = stride;
+    return tensor;
+}
+
+/* Row by row, so that c may be columns of a matrix of which a is others. */
+static mok_status check_apart(const mok_product *p, int64_t idx)
+{
+    const mok_tensor c = view_of(p->c, p->c_dtype, p->m, p->n, p->c_stride);
+    const mok_tensor a = view_of(p->a, MOK_DTYPE_BF16, p->a_transposed ? p->k : p->m,
+                                 p->a_transposed ? p->m : p->k, p->a_stride);
+    const mok_tensor b = view_of(p->b, MOK_DTYPE_BF16, p->b_transposed ? p->k : p->n,
+                                 p->b_transposed ? p->n : p->k, p->b_stride);
+    const mok_named_tensor with_a[] = {{"c", &c, true}, {"a", &a, false}};
+    const mok_named_tensor with_b[] = {{"c", &c, true}, {"b", &b, false}};
+    const bool apart_a = mok_check_overlap(with_a, 2) == MOK_OK;
+    MOK_REQUIRE(apart_a && mok_check_overlap(with_b, 2) == MOK_OK, MOK_ERROR_OVERLAP,
+                "products[%lld].c overlaps %s", (long long)idx, apart_a ? "b" : "a");
+    return MOK_OK;
+}
+
 static mok_status check_operand(const char *name, int64_t idx, const uint16_t *data, int64_t rows,
                                 int64_t k, int64_t stride, bool transposed)
 {
     const int64_t inside = transposed ? rows : k;
+    const int64_t outside = transposed ? k : rows;
     MOK_REQUIRE(rows == 0 || k == 0 || data != NULL, MOK_ERROR_ARGUMENT, "products[%lld].%s is NULL",
                 (long long)idx, name);
     MOK_REQUIRE(stride >= inside, MOK_ERROR_SHAPE, "products[%lld].%s_stride is %lld, must be >= %lld",
                 (long long)idx, name, (long long)stride, (long long)inside);
-    return MOK_OK;
+    return check_memory(name, idx, data, outside, inside, stride, sizeof *data);
 }
 
 static mok_status check_product(const mok_product *p, int64_t idx)
@@ -42,7 +89,8 @@ static mok_status check_product(const mok_product *p, int64_t idx)
                 (long long)idx);
     MOK_REQUIRE(p->c_stride >= p->n, MOK_ERROR_SHAPE, "products[%lld].c_stride is %lld, must be >= %lld",
                 (long long)idx, (long long)p->c_stride, (long long)p->n);
-    return MOK_OK;
+    MOK_TRY(check_memory("c", idx, p->c, p->m, p->n, p->c_stride, mok_dtype_bytes(p->c_dtype)));
+    return check_apart(p, idx);
 }
 
 typedef struct batch {
@@ -115,14 +163,14 @@ mok_status mok_product_run(mok_comm *comm, const mok_product *products, int64_t 
                 "products is NULL or count is %lld", (long long)count);
     MOK_REQUIRE(arith == MOK_ARITH_TC16 || arith == MOK_ARITH_FMA, MOK_ERROR_ARGUMENT,
                 "arith is %d, unknown", (int)arith);
+    MOK_TRY(mok_comm_check(comm));
     for (int64_t i = 0; i < count; i++) {
         MOK_TRY(check_product(&products[i], i));
     }
     batch work = {comm, products, count,
                   arith == MOK_ARITH_FMA ? comm->kernels->product_fma : comm->kernels->product_tc16, 0};
     atomic_init(&work.next, 0);
-    mok_pool_run(comm->pool, work_tiles, &work);
-    return MOK_OK;
+    return mok_pool_run(comm->pool, work_tiles, &work);
 }
 
 /* ---- Any other work on the same workers ---- */
@@ -153,8 +201,8 @@ mok_status mok_comm_parallel(mok_comm *comm, int64_t count,
 {
     MOK_REQUIRE(comm != NULL && run != NULL && count >= 0, MOK_ERROR_ARGUMENT,
                 "comm or run is NULL, or count is %lld", (long long)count);
+    MOK_TRY(mok_comm_check(comm));
     parallel work = {comm, count, run, context, 0};
     atomic_init(&work.next, 0);
-    mok_pool_run(comm->pool, work_parallel, &work);
-    return MOK_OK;
+    return mok_pool_run(comm->pool, work_parallel, &work);
 }

@@ -76,6 +76,7 @@ typedef struct mok_step {
     _Atomic uint32_t *counters;
     _Atomic int64_t next_task;
     _Atomic int64_t done_count;
+    _Atomic int64_t left_task; /* the last task that a worker left undone; -1: none */
     mok_task_hook hook;
     void *hook_context;
 } mok_step;

@@ -2,11 +2,14 @@
  *
  * The agreement is also the barrier behind which peers may read what this rank has published; the barrier
  * after the tasks says that every peer has read it and that all slots have been filled. So no rank
- * publishes again, or closes, while a peer still reads. */
+ * publishes again, or closes, while a peer still reads. The barrier behind the fold moves no data: it is
+ * there so that a rank whose fold stopped does not leave its peers with MOK_OK. */
 #include "layer/layer.h"
 
 static mok_status check_and_publish(const mok_arguments *arguments, bool backward)
 {
+    /* After a fault a peer may still be in the last pass, and read what is published. */
+    MOK_TRY(mok_comm_check(arguments->layer->comm));
     MOK_TRY(mok_arguments_check(arguments, backward));
     mok_arguments_publish(arguments);
     return MOK_OK;
@@ -38,7 +41,7 @@ mok_status mok_forward(mok_layer *layer, mok_activations *activations, const mok
     mok_step_make(&step, &arguments, MOK_PASS_FOLD, MOK_PHASE_FOLD);
     step.fold_out = out->data;
     step.fold_out_stride = out->stride[0];
-    MOK_TRY(mok_step_run(&step));
+    MOK_TRY(run_pass(&step));
     activations->stamp = schedule->stamp;
     return MOK_OK;
 }
@@ -77,5 +80,5 @@ mok_status mok_backward(mok_layer *layer, const mok_gradients *gradients, mok_ac
     step.fold_out_stride = gradients->dx.stride[0];
     step.fold_router = gradients->d_router_weights.data;
     step.fold_router_stride = gradients->d_router_weights.stride[0];
-    return mok_step_run(&step);
+    return run_pass(&step);
 }
