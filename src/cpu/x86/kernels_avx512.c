@@ -1,18 +1,19 @@
-/* The table of level ref, which defines what every other level must give byte for byte. */
-#include "ref/kernels.h"
+/* The table of level avx512. */
+#include "cpu/x86/kernels_avx2.h"
+#include "cpu/x86/pack.h"
 
 const mok_kernels mok_kernels_avx512 = {
     .level = MOK_LEVEL_AVX512,
-    .product_scratch_bytes = 0,
-    .product_tc16 = mok_ref_product_tc16,
-    .product_fma = mok_ref_product_fma,
-    .swiglu_forward = mok_ref_swiglu_forward,
-    .swiglu_backward = mok_ref_swiglu_backward,
-    .combine_forward = mok_ref_combine_forward,
-    .combine_backward = mok_ref_combine_backward,
-    .accumulate = mok_ref_accumulate,
-    .bf16_from_f32 = mok_ref_bf16_from_f32,
-    .f32_from_bf16 = mok_ref_f32_from_bf16,
-    .exp = mok_ref_exp,
-    .sigmoid = mok_ref_sigmoid,
+    .product_scratch_bytes = sizeof(mok_pack_scratch),
+    .product_tc16 = mok_avx2_product_tc16,
+    .product_fma = mok_avx2_product_fma,
+    .swiglu_forward = mok_avx2_swiglu_forward,
+    .swiglu_backward = mok_avx2_swiglu_backward,
+    .combine_forward = mok_avx2_combine_forward,
+    .combine_backward = mok_avx2_combine_backward,
+    .accumulate = mok_avx2_accumulate,
+    .bf16_from_f32 = mok_avx2_bf16_from_f32,
+    .f32_from_bf16 = mok_avx2_f32_from_bf16,
+    .exp = mok_avx2_exp,
+    .sigmoid = mok_avx2_sigmoid,
 };

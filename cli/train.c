@@ -1,0 +1,199 @@
+/* mok train: options to a configuration, and the end of a run. */
+#include <cjson/cJSON.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "options.h"
+#include "run.h"
+#include "verbs.h"
+
+typedef struct train_options {
+    const char *data, *out, *resume, *size, *arith, *level;
+    int64_t ranks, threads, steps, seed, batch, stop_at, eval_every, save_every, sample_bytes;
+    double lr, temperature;
+    bool quiet, json;
+} train_options;
+
+#define UNSET INT64_MIN
+
+static const verb_help help = {
+    "train",
+    "Trains a byte-level mixture-of-experts transformer on a text file. The same state, byte for byte, for any\n"
+    "number of ranks and threads.",
+    "mok train --data data/text.txt --ranks 2 --size demo --out out"};
+
+static int parse(train_options *o, int argc, char **argv)
+{
+    const option table[] = {
+        {"data", OPTION_TEXT, &o->data, "FILE", "the text; default data/text.txt"},
+        {"out", OPTION_TEXT, &o->out, "DIR", "where log, plots and checkpoint go; default out"},
+        {"resume", OPTION_TEXT, &o->resume, "DIR", "go on from DIR/checkpoint.safetensors, at any number of ranks"},
+        {"size", OPTION_TEXT, &o->size, "NAME", "tiny, demo or small; default demo"},
+        {"ranks", OPTION_INT, &o->ranks, "N", "expert-parallel ranks in this process, 1..8; default 1"},
+        {"threads", OPTION_INT, &o->threads, "N", "of each rank; default: the processors, shared out"},
+        {"steps", OPTION_INT, &o->steps, "N", "of the whole run; decides the learning rate's schedule"},
+        {"seed", OPTION_INT, &o->seed, "N", "default 1"},
+        {"arith", OPTION_TEXT, &o->arith, "CLASS", "tc16 or fma; default tc16"},
+        {"level", OPTION_TEXT, &o->level, "NAME", "auto, ref, avx2 or avx512; all give the same bytes"},
+        {"batch", OPTION_INT, &o->batch, "N", "sequences of each of the 8 token lanes"},
+        {"lr", OPTION_REAL, &o->lr, "X", "the largest learning rate"},
+        {"stop-at", OPTION_INT, &o->stop_at, "N", "save and end after this step"},
+        {"eval-every", OPTION_INT, &o->eval_every, "N", "steps between held-out losses; 0: only at the end"},
+        {"save-every", OPTION_INT, &o->save_every, "N", "steps between checkpoints; 0: only at the end"},
+        {"sample-bytes", OPTION_INT, &o->sample_bytes, "N", "length of the text written at the end"},
+        {"temperature", OPTION_REAL, &o->temperature, "X", "of that text; 0: always the likeliest byte"},
+        {"quiet", OPTION_FLAG, &o->quiet, NULL, "no progress and no text"},
+        {"json", OPTION_FLAG, &o->json, NULL, "one JSON object at the end instead of text"},
+    };
+    return options_parse(argc, argv, &help, table, (int)(sizeof table / sizeof table[0]));
+}
+
+static bool pick(int64_t value, int64_t *to)
+{
+    if (value != UNSET) {
+        *to = value;
+    }
+    return value != UNSET;
+}
+
+static bool copy_path(char *to, const char *from, const char *name, char *why)
+{
+    if (strlen(from) >= TRAIN_PATH_BYTES) {
+        (void)train_fail(why, MOK_ERROR_ARGUMENT, "--%s is longer than %d bytes", name, TRAIN_PATH_BYTES - 1);
+        return false;
+    }
+    (void)snprintf(to, TRAIN_PATH_BYTES, "%s", from);
+    return true;
+}
+
+static bool names(train_config *config, const train_options *o, char *why)
+{
+    config->level = (mok_level)-1;
+    for (int level = MOK_LEVEL_AUTO; level <= MOK_LEVEL_AVX512; level++) {
+        if (strcmp(o->level, mok_level_string((mok_level)level)) == 0) {
+            config->level = (mok_level)level;
+        }
+    }
+    if ((int)config->level < 0) {
+        (void)train_fail(why, MOK_ERROR_ARGUMENT, "--level is '%s', must be auto, ref, avx2 or avx512", o->level);
+        return false;
+    }
+    config->arith = strcmp(o->arith, "tc16") == 0  ? MOK_ARITH_TC16
+                    : strcmp(o->arith, "fma") == 0 ? MOK_ARITH_FMA
+                                                   : (mok_arith)0;
+    return copy_path(config->data_path, o->data, "data", why) && copy_path(config->out_path, o->out, "out", why) &&
+           copy_path(config->resume_path, o->resume, "resume", why);
+}
+
+static mok_status configure(train_config *config, const train_options *o, char *why)
+{
+    TRAIN_TRY(train_config_init(config, o->size, why));
+    int64_t ranks = 1;
+    int64_t threads = 0;
+    int64_t seed = 1;
+    if (!names(config, o, why)) {
+        return MOK_ERROR_ARGUMENT;
+    }
+    (void)pick(o->ranks, &ranks);
+    (void)pick(o->threads, &threads);
+    (void)pick(o->seed, &seed);
+    (void)pick(o->batch, &config->batch);
+    (void)pick(o->stop_at, &config->stop_at);
+    (void)pick(o->eval_every, &config->eval_every);
+    (void)pick(o->save_every, &config->save_every);
+    (void)pick(o->sample_bytes, &config->sample_bytes);
+    if (pick(o->steps, &config->steps) && config->warmup_steps > config->steps) {
+        config->warmup_steps = train_max(1, config->steps / 10);
+    }
+    if (ranks < 1 || ranks > MOK_MAX_RANKS || threads < 0 || threads > 256) {
+        return train_fail(why, MOK_ERROR_ARGUMENT, "--ranks must be 1..%d and --threads 0..256", MOK_MAX_RANKS);
+    }
+    config->ranks = (int32_t)ranks;
+    config->threads = (int32_t)threads;
+    config->seed = (uint64_t)seed;
+    config->lr = o->lr >= 0.0 ? o->lr : config->lr;
+    config->temperature = o->temperature >= 0.0 ? o->temperature : config->temperature;
+    config->quiet = o->quiet || o->json;
+    return train_config_check(config, why);
+}
+
+static void print_sample(const train_outcome *out)
+{
+    (void)printf("\nsample:\n");
+    for (int64_t i = 0; i < out->sample_bytes; i++) {
+        const unsigned char c = (unsigned char)out->sample[i];
+        (void)putchar(c == '\n' || (c >= 32 && c < 127) ? c : '?');
+    }
+    (void)printf("\n\n");
+}
+
+static int print_json(const train_outcome *out, const train_config *config, const char *digest)
+{
+    cJSON *root = cJSON_CreateObject();
+    (void)cJSON_AddStringToObject(root, "digest", digest);
+    (void)cJSON_AddStringToObject(root, "class", mok_arith_string(config->arith));
+    (void)cJSON_AddNumberToObject(root, "ranks", config->ranks);
+    (void)cJSON_AddNumberToObject(root, "first_step", (double)out->first_step);
+    (void)cJSON_AddNumberToObject(root, "step", (double)out->step);
+    (void)cJSON_AddNumberToObject(root, "first_loss", out->first_loss);
+    (void)cJSON_AddNumberToObject(root, "loss", out->loss);
+    (void)cJSON_AddNumberToObject(root, "held_out", out->held_out);
+    (void)cJSON_AddNumberToObject(root, "seconds", out->seconds);
+    (void)cJSON_AddNumberToObject(root, "tokens_per_s", out->tokens_per_s);
+    char *text = cJSON_Print(root);
+    cJSON_Delete(root);
+    if (text == NULL) {
+        (void)fprintf(stderr, "mok train: no memory\n");
+        return EXIT_CODE_FAULT;
+    }
+    (void)printf("%s\n", text);
+    cJSON_free(text);
+    return EXIT_CODE_OK;
+}
+
+static int print_end(const train_outcome *out, const train_config *config)
+{
+    char hex[MOK_DIGEST_HEX_BYTES];
+    mok_digest_hex(hex, &out->digest);
+    if (!config->quiet) {
+        if (out->sample != NULL) {
+            print_sample(out);
+        }
+        (void)printf("steps %" PRId64 "..%" PRId64 "  loss %.4f -> %.4f  held-out %.4f  %.0f tokens/s\n",
+                     out->first_step, out->step, out->first_loss, out->loss, out->held_out, out->tokens_per_s);
+        (void)printf("plots: %s/loss.svg %s/load.svg  checkpoint: %s/checkpoint.safetensors\n", config->out_path,
+                     config->out_path, config->out_path);
+    }
+    (void)printf("state digest: %s class %s\n", hex, mok_arith_string(config->arith));
+    return EXIT_CODE_OK;
+}
+
+int mok_cli_train(int argc, char **argv)
+{
+    train_options o = {"data/text.txt", "out", "", "demo", "tc16", "auto", UNSET, UNSET, UNSET, UNSET,
+                       UNSET,           UNSET, UNSET, UNSET,  UNSET,  -1.0,   -1.0,  false, false};
+    train_config config;
+    train_outcome out;
+    char why[TRAIN_WHY_BYTES] = "";
+    const int code = parse(&o, argc, argv);
+    if (code >= 0) {
+        return code;
+    }
+    mok_status status = configure(&config, &o, why);
+    if (status != MOK_OK) {
+        (void)fprintf(stderr, "mok train: %s\n", why);
+        return EXIT_CODE_USAGE;
+    }
+    status = train_run(&out, &config, why);
+    if (status != MOK_OK) {
+        (void)fprintf(stderr, "mok train: %s: %s\n", mok_status_string(status), why);
+        return EXIT_CODE_FAULT;
+    }
+    char hex[MOK_DIGEST_HEX_BYTES];
+    mok_digest_hex(hex, &out.digest);
+    const int end = o.json ? print_json(&out, &config, hex) : print_end(&out, &config);
+    free(out.sample);
+    return end;
+}
