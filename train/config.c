@@ -124,7 +124,11 @@ mok_status train_config_check(const train_config *config, char *why)
     TRAIN_TRY(check_range("--stop-at", config->stop_at, 0, config->steps, why));
     TRAIN_TRY(check_range("--eval-every", config->eval_every, 0, 100000000, why));
     TRAIN_TRY(check_range("--save-every", config->save_every, 0, 100000000, why));
-    TRAIN_TRY(check_range("--sample", config->sample_bytes, 0, 1000000, why));
+    TRAIN_TRY(check_range("--sample-bytes", config->sample_bytes, 0, 1000000, why));
+    TRAIN_TRY(check_range("warmup_steps", config->warmup_steps, 0, config->steps, why));
+    TRAIN_TRY(check_real("beta1", config->beta1, 0.0, 0.9999, why));
+    TRAIN_TRY(check_real("beta2", config->beta2, 0.0, 0.999999, why));
+    TRAIN_TRY(check_real("epsilon", config->epsilon, 1e-30, 1.0, why));
     TRAIN_TRY(check_real("--lr", config->lr, 0.0, 1.0, why));
     return check_real("--temperature", config->temperature, 0.0, 100.0, why);
 }
@@ -186,6 +190,7 @@ void train_config_identity(train_identity *out, const train_config *config)
     write_real(&writer, "lr_final_ratio", config->lr_final_ratio);
     write_real(&writer, "beta1", config->beta1);
     write_real(&writer, "beta2", config->beta2);
+    write_real(&writer, "epsilon", config->epsilon);
     write_real(&writer, "decay", config->decay);
     write_real(&writer, "clip", config->clip);
     write_real(&writer, "bias_rate", config->bias_rate);

@@ -9,6 +9,8 @@
 
 #include "common.h"
 
+#include <signal.h>
+
 #define TRAIN_VOCABULARY 256 /* a token is a byte */
 #define TRAIN_MAX_LANES 64
 #define TRAIN_MAX_BLOCKS 64
@@ -52,7 +54,9 @@ typedef struct train_config {
     int64_t save_every; /* 0: only at the end */
     int64_t sample_bytes;
     double temperature; /* 0: the likeliest byte */
-    bool quiet;         /* no progress, no sample on stdout: for tests */
+    bool quiet;         /* nothing is printed while it runs */
+    const volatile sig_atomic_t
+        *stop; /* nonzero: save and end after the current step; NULL: never */
 } train_config;
 
 /* Fills every field for one of "tiny", "demo", "small". Errors: ARGUMENT. */
@@ -66,7 +70,7 @@ int32_t train_processors(void);
 
 /* Identity as pairs of text for a checkpoint: numbers in decimal, doubles as hexadecimal floats, so
  * that equal text is equal value. name lives as long as the program. */
-#define TRAIN_IDENTITY_COUNT 21
+#define TRAIN_IDENTITY_COUNT 22
 #define TRAIN_IDENTITY_VALUE_BYTES 40
 typedef struct train_identity {
     const char *name[TRAIN_IDENTITY_COUNT];

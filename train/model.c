@@ -56,9 +56,9 @@ static void place(model *m, train_arena *arena)
     m->products = train_arena_take(arena, m->max_products, sizeof(mok_product));
 }
 
-static mok_status open_layer(model *m)
+static mok_layer_config layer_config(const train_config *from)
 {
-    const train_shape *s = &m->config->shape;
+    const train_shape *s = &from->shape;
     mok_layer_config config;
     mok_layer_config_init(&config);
     config.hidden = s->hidden;
@@ -66,11 +66,16 @@ static mok_status open_layer(model *m)
     config.shared_intermediate = s->shared_inner;
     config.experts = s->experts;
     config.slots = s->slots;
-    config.arith = m->config->arith;
+    config.arith = from->arith;
     /* The largest share of any rank: the layer's memory must be alike on all of them. */
-    config.max_tokens =
-        train_split_count(m->config->lanes, m->config->ranks, 0) * train_lane_tokens(m->config);
-    config.minibatch_rows = 0;
+    config.max_tokens = train_split_count(from->lanes, from->ranks, 0) * train_lane_tokens(from);
+    return config;
+}
+
+static mok_status open_layer(model *m)
+{
+    const train_shape *s = &m->config->shape;
+    const mok_layer_config config = layer_config(m->config);
     TRAIN_TRY(mok_layer_open(&m->layer, m->comm, &config));
     for (int64_t i = 0; i < s->blocks; i++) {
         TRAIN_TRY(mok_schedule_open(&m->block[i].schedule, m->layer));
@@ -79,16 +84,46 @@ static mok_status open_layer(model *m)
     return MOK_OK;
 }
 
-mok_status model_open(model *m, const train_config *config, mok_comm *comm, char *why)
+/* Everything but memory and handles. */
+static void describe(model *m, const train_config *config, int32_t rank)
 {
     memset(m, 0, sizeof *m);
     m->config = config;
-    m->comm = comm;
-    const int32_t rank = mok_comm_rank(comm);
     m->lanes = train_rank_lanes(config, rank);
     m->lane_begin = train_split_begin(config->lanes, config->ranks, rank);
     m->max_tokens = m->lanes * train_lane_tokens(config);
     params_describe(&m->params, &config->shape, config->ranks, rank);
+}
+
+mok_status model_memory_bytes(double *bytes, const train_config *config, int32_t threads, char *why)
+{
+    const mok_layer_config layer = layer_config(config);
+    const double blocks = (double)config->shape.blocks;
+    mok_status status = MOK_OK;
+    model *m = malloc(sizeof *m);
+    if (m == NULL) {
+        return train_fail(why, MOK_ERROR_MEMORY, "no memory to describe the model");
+    }
+    *bytes = 0.0;
+    for (int32_t rank = 0; rank < config->ranks && status == MOK_OK; rank++) {
+        train_arena arena = {NULL, 0};
+        mok_layer_sizes sizes = {.struct_bytes = sizeof sizes};
+        describe(m, config, rank);
+        place(m, &arena);
+        status = mok_layer_sizes_query(&sizes, &layer, config->ranks, rank, threads);
+        *bytes += (double)arena.used + (double)sizes.arena_bytes + (double)sizes.workspace_bytes +
+                  (double)sizes.comm_bytes;
+        *bytes += blocks * ((double)sizes.activations_bytes + (double)sizes.schedule_bytes);
+    }
+    free(m);
+    return status == MOK_OK ? MOK_OK : train_fail(why, status, "%s", mok_last_error());
+}
+
+mok_status model_open(model *m, const train_config *config, mok_comm *comm, char *why)
+{
+    const int32_t rank = mok_comm_rank(comm);
+    describe(m, config, rank);
+    m->comm = comm;
     train_arena arena = {NULL, 0};
     place(m, &arena);
     m->memory = NULL;
@@ -106,7 +141,10 @@ mok_status model_open(model *m, const train_config *config, mok_comm *comm, char
     place(m, &arena);
     rotary_table(m->rotary, config->shape.length, config->shape.hidden / config->shape.heads);
     status = open_layer(m);
-    return status == MOK_OK ? MOK_OK : train_fail(why, status, "%s", mok_last_error());
+    if (status != MOK_OK) {
+        (void)train_fail(why, status, "%s", mok_last_error());
+    }
+    return train_agree(comm, status, why); /* opening a schedule is not collective */
 }
 
 void model_close(model *m)

@@ -76,6 +76,12 @@ mok_status model_loss(model *m, int64_t global_tokens, bool gradient);
  */
 mok_status model_backward(model *m);
 
+/* Bytes that all ranks together will allocate, the layer's included; opens nothing. A double,
+ * because absurd sizes pass 2^63. Errors: MEMORY, and those of the layer's checks of its
+ * configuration. */
+mok_status model_memory_bytes(double *bytes, const train_config *config, int32_t threads,
+                              char *why);
+
 /* The experts' weights of a block as the layer takes them. */
 mok_weights_view model_experts(const model *m, int64_t block);
 

@@ -100,6 +100,15 @@ void params_describe(params *out, const train_shape *shape, int32_t ranks, int32
     out->local_count = offset;
 }
 
+int64_t params_total(const params *p)
+{
+    int64_t total = 0;
+    for (int32_t i = 0; i < p->count; i++) {
+        total += p->list[i].unit_size * (p->list[i].kind == PARAM_EXPERT ? p->shape.experts : 1);
+    }
+    return total;
+}
+
 void params_place(params *p, train_arena *arena)
 {
     p->master = train_arena_take(arena, p->local_count, sizeof(float));

@@ -52,6 +52,9 @@ typedef struct params {
 /* Lays the table out for a rank; allocates nothing. */
 void params_describe(params *out, const train_shape *shape, int32_t ranks, int32_t rank);
 
+/* Trained values of the whole model. */
+int64_t params_total(const params *p);
+
 /* Takes the arrays from an arena (which may be only measuring). */
 void params_place(params *p, train_arena *arena);
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #define BAR_WIDTH 24
+#define PLAIN_LINES 20 /* of a run that is not on a terminal, at least */
 
 double report_now_s(void)
 {
@@ -17,28 +18,43 @@ double report_now_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-mok_status report_open(report *r, const train_config *config, int64_t begin_step, char *why)
+/* The new log takes the old one's place only when it is whole: the two may be one file. */
+static mok_status begin_log(report *r, char *why)
 {
     char path[TRAIN_PATH_BYTES + 64];
+    char fresh[TRAIN_PATH_BYTES + 64];
+    (void)snprintf(path, sizeof path, "%s/%s", r->config->out_path, REPORT_LOG_FILE);
+    (void)snprintf(fresh, sizeof fresh, "%s/%s.tmp", r->config->out_path, REPORT_LOG_FILE);
+    r->log = fopen(fresh, "w");
+    if (r->log == NULL) {
+        return train_fail(why, MOK_ERROR_FILE, "%s: %s", fresh, strerror(errno));
+    }
+    for (int64_t i = 0; i < r->count; i++) {
+        report_write_line(r->log, &r->record[i]);
+    }
+    if (fflush(r->log) != 0 || ferror(r->log) != 0 || rename(fresh, path) != 0) {
+        return train_fail(why, MOK_ERROR_FILE, "%s: %s", path, strerror(errno));
+    }
+    return MOK_OK;
+}
+
+mok_status report_open(report *r, const train_config *config, int64_t begin_step, char *why)
+{
     const int64_t experts = config->shape.blocks * config->shape.experts;
     memset(r, 0, sizeof *r);
     r->config = config;
     r->terminal = !config->quiet && isatty(STDOUT_FILENO) != 0;
     r->begin_s = report_now_s();
     r->begin_step = begin_step;
-    r->capacity = config->steps - begin_step + 1;
-    r->record = calloc((size_t)r->capacity, sizeof *r->record);
     r->load = calloc((size_t)experts, sizeof *r->load);
-    if (r->record == NULL || r->load == NULL) {
-        return train_fail(why, MOK_ERROR_MEMORY, "no memory for the log of %" PRId64 " steps",
-                          r->capacity);
+    if (r->load == NULL) {
+        return train_fail(why, MOK_ERROR_MEMORY, "no memory for the load of %" PRId64 " experts",
+                          experts);
     }
-    (void)snprintf(path, sizeof path, "%s/log.jsonl", config->out_path);
-    r->log = fopen(path, begin_step > 0 ? "a" : "w");
-    if (r->log == NULL) {
-        return train_fail(why, MOK_ERROR_FILE, "%s: %s", path, strerror(errno));
+    if (config->resume_path[0] != '\0') {
+        TRAIN_TRY(report_read_log(r, config->resume_path, why));
     }
-    return MOK_OK;
+    return begin_log(r, why);
 }
 
 void report_close(report *r)
@@ -51,25 +67,28 @@ void report_close(report *r)
     memset(r, 0, sizeof *r);
 }
 
-static void print_time(double seconds)
+/* As long as the steps of this run so far took. */
+static void print_time_left(const report *r, int64_t done)
 {
-    const long whole = seconds > 0.0 ? (long)seconds : 0;
-    (void)printf("%ld:%02ld", whole / 60, whole % 60);
+    const int64_t last = r->config->stop_at > 0 ? r->config->stop_at : r->config->steps;
+    const double each = (report_now_s() - r->begin_s) / (double)(done - r->begin_step);
+    const double left = each * (double)(last - done);
+    const long whole = left > 0.0 ? (long)left : 0;
+    (void)printf("%ld:%02ld left", whole / 60, whole % 60);
 }
 
 static void print_terminal(const report *r, const step_record *record)
 {
     const int64_t done = record->step;
     const int64_t filled = done * BAR_WIDTH / r->config->steps;
-    const double spent = report_now_s() - r->begin_s;
     (void)printf("\r[");
     for (int64_t i = 0; i < BAR_WIDTH; i++) {
         (void)putchar(i < filled ? '=' : ' ');
     }
     (void)printf("] %" PRId64 "/%" PRId64 "  loss %.4f  %.0f tokens/s  ", done, r->config->steps,
                  record->loss, record->tokens_per_s);
-    print_time(spent * (double)(r->config->steps - done) / (double)(done - r->begin_step));
-    (void)printf(" left   ");
+    print_time_left(r, done);
+    (void)printf("   ");
     if (record->has_held_out) {
         (void)printf("\n  step %" PRId64 "  held-out loss %.4f\n", done, record->held_out);
     }
@@ -78,8 +97,8 @@ static void print_terminal(const report *r, const step_record *record)
 
 static void print_line(const report *r, const step_record *record)
 {
-    const int64_t each = r->config->steps > 20 ? r->config->steps / 20 : 1;
-    if (record->step % each != 0 && record->step != r->config->steps && !record->has_held_out) {
+    const int64_t each = train_max(1, r->config->steps / PLAIN_LINES);
+    if (record->step != r->begin_step + 1 && record->step % each != 0 && !record->has_held_out) {
         return;
     }
     (void)printf("step %" PRId64 "/%" PRId64 "  loss %.4f", record->step, r->config->steps,
@@ -87,8 +106,10 @@ static void print_line(const report *r, const step_record *record)
     if (record->has_held_out) {
         (void)printf("  held-out %.4f", record->held_out);
     }
-    (void)printf("  lr %.2e  norm %.3f  load %.2f  %.0f tokens/s\n", record->rate, record->norm,
+    (void)printf("  lr %.2e  norm %.3f  load %.2f  %.0f tokens/s  ", record->rate, record->norm,
                  record->most_load, record->tokens_per_s);
+    print_time_left(r, record->step);
+    (void)printf("\n");
     (void)fflush(stdout);
 }
 
@@ -101,17 +122,10 @@ mok_status report_step(report *r, const step_record *record, const int64_t *load
         r->load[i] = (double)load[i] / mean;
         made.most_load = r->load[i] > made.most_load ? r->load[i] : made.most_load;
     }
-    if (r->count < r->capacity) {
-        r->record[r->count++] = made;
-    }
-    (void)fprintf(r->log, "{\"step\":%" PRId64 ",\"loss\":%.9g", made.step, made.loss);
-    if (made.has_held_out) {
-        (void)fprintf(r->log, ",\"held_out\":%.9g", made.held_out);
-    }
-    (void)fprintf(r->log, ",\"lr\":%.9g,\"norm\":%.9g,\"load\":%.6g,\"tokens_per_s\":%.1f}\n",
-                  made.rate, made.norm, made.most_load, made.tokens_per_s);
+    TRAIN_TRY(report_keep(r, &made, why));
+    report_write_line(r->log, &made);
     if (fflush(r->log) != 0) {
-        return train_fail(why, MOK_ERROR_FILE, "%s/log.jsonl: %s", r->config->out_path,
+        return train_fail(why, MOK_ERROR_FILE, "%s/%s: %s", r->config->out_path, REPORT_LOG_FILE,
                           strerror(errno));
     }
     if (!r->config->quiet) {

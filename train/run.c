@@ -9,11 +9,13 @@
 #include "state.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define HELD_OUT_BATCHES 2
 
@@ -73,9 +75,20 @@ static int64_t last_step(const train_config *config)
     return config->stop_at > 0 ? config->stop_at : config->steps;
 }
 
-static bool due(int64_t each, int64_t step, int64_t last)
+static bool due(int64_t each, int64_t step)
 {
-    return step == last || (each > 0 && step % each == 0);
+    return each > 0 && step % each == 0;
+}
+
+/* Every rank sees the same numbers, so that every rank ends here. */
+static mok_status check_finite(rank_run *r, const char *name, double value)
+{
+    if (value - value != 0.0) { /* infinite or not a number */
+        return train_fail(r->why, MOK_ERROR_VALUE,
+                          "step %" PRId64 ": the %s is not finite; a lower --lr may help",
+                          r->step + 1, name);
+    }
+    return MOK_OK;
 }
 
 static mok_status one_step(rank_run *r, step_record *record)
@@ -84,9 +97,11 @@ static mok_status one_step(rank_run *r, step_record *record)
     const double begin = report_now_s();
     read_batch(r, TRAIN_STREAM_DATA, r->step);
     TRAIN_TRY(forward_batch(r, true, &record->loss));
+    TRAIN_TRY(check_finite(r, "loss", record->loss));
     TRAIN_TRY(model_backward(m));
     TRAIN_TRY(optimizer_balance(m, r->load));
     TRAIN_TRY(optimizer_norm(m, &record->norm));
+    TRAIN_TRY(check_finite(r, "gradient's norm", record->norm));
     record->rate = train_config_lr(r->config, r->step);
     TRAIN_TRY(optimizer_step(m, r->step, record->norm));
     record->step = ++r->step;
@@ -99,28 +114,47 @@ static mok_status save(rank_run *r)
     return state_save(&r->m, r->text, r->step, r->config->out_path, r->why);
 }
 
+/* Rank 0 looks whether somebody asked to stop; all ranks do what it saw. */
+static mok_status is_last(rank_run *r, bool *last)
+{
+    const volatile sig_atomic_t *stop = r->config->stop;
+    uint8_t asked = stop != NULL && *stop != 0;
+    TRAIN_TRY(mok_comm_broadcast(r->comm, &asked, 1, 0));
+    *last = asked != 0 || r->step >= last_step(r->config);
+    return MOK_OK;
+}
+
+static mok_status after_step(rank_run *r, step_record *record, bool last)
+{
+    const train_config *config = r->config;
+    if (last || due(config->eval_every, r->step)) {
+        record->has_held_out = true;
+        TRAIN_TRY(held_out_loss(r, &record->held_out));
+        r->out.held_out = record->held_out;
+    }
+    r->out.loss = record->loss;
+    if (r->step == r->out.first_step + 1) {
+        r->out.first_loss = record->loss;
+    }
+    const mok_status told = reports(r) ? report_step(&r->report, record, r->load, r->why) : MOK_OK;
+    TRAIN_TRY(train_agree(r->comm, told, r->why));
+    return last || due(config->save_every, r->step) ? save(r) : MOK_OK;
+}
+
 static mok_status loop(rank_run *r)
 {
-    const int64_t last = last_step(r->config);
+    bool last = r->step >= last_step(r->config);
     r->out.first_step = r->step;
-    while (r->step < last) {
+    if (last) { /* resumed behind its end: OUT shall still hold a whole run */
+        TRAIN_TRY(held_out_loss(r, &r->out.held_out));
+        return save(r);
+    }
+    while (!last) {
         step_record record;
         memset(&record, 0, sizeof record);
-        const bool first = r->step == r->out.first_step;
         TRAIN_TRY(one_step(r, &record));
-        if (due(r->config->eval_every, r->step, last)) {
-            record.has_held_out = true;
-            TRAIN_TRY(held_out_loss(r, &record.held_out));
-            r->out.held_out = record.held_out;
-        }
-        r->out.first_loss = first ? record.loss : r->out.first_loss;
-        r->out.loss = record.loss;
-        const mok_status told =
-            reports(r) ? report_step(&r->report, &record, r->load, r->why) : MOK_OK;
-        TRAIN_TRY(train_agree(r->comm, told, r->why));
-        if (due(r->config->save_every, r->step, last)) {
-            TRAIN_TRY(save(r));
-        }
+        TRAIN_TRY(is_last(r, &last));
+        TRAIN_TRY(after_step(r, &record, last));
     }
     return MOK_OK;
 }
@@ -161,6 +195,7 @@ static mok_status run_rank(rank_run *r)
     const double begin = report_now_s();
     TRAIN_TRY(loop(r));
     r->out.step = r->step;
+    r->out.parameters = params_total(&r->m.params);
     r->out.seconds = report_now_s() - begin;
     const double tokens = (double)((r->step - r->out.first_step) * train_batch_tokens(r->config));
     r->out.tokens_per_s = r->out.seconds > 0.0 ? tokens / r->out.seconds : 0.0;
@@ -198,12 +233,32 @@ static mok_status make_directory(const char *path, char *why)
     return train_fail(why, MOK_ERROR_FILE, "--out %s: %s", path, strerror(cause));
 }
 
+static int32_t threads_of(const train_config *config)
+{
+    const int32_t share = train_processors() / config->ranks;
+    return config->threads > 0 ? config->threads : share > 0 ? share : 1;
+}
+
+/* Where the system lends more memory than it has, a run that is too large would be killed half-way.
+ */
+static mok_status check_memory(const train_config *config, char *why)
+{
+    double needed = 0.0;
+    const double machine = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    TRAIN_TRY(model_memory_bytes(&needed, config, threads_of(config), why));
+    if (machine > 0.0 && needed > machine) {
+        return train_fail(why, MOK_ERROR_MEMORY,
+                          "the run needs %.1f GB in %d ranks, the machine has %.1f GB",
+                          needed / 1e9, config->ranks, machine / 1e9);
+    }
+    return MOK_OK;
+}
+
 static mok_status open_ranks(mok_comm **comm, const train_config *config, char *why)
 {
     mok_comm_config comm_config;
     mok_comm_config_init(&comm_config);
-    const int32_t share = train_processors() / config->ranks;
-    comm_config.threads = config->threads > 0 ? config->threads : share > 0 ? share : 1;
+    comm_config.threads = threads_of(config);
     comm_config.level = config->level;
     comm_config.timeout_ms = 600000; /* a rank may be slow where processors are fewer than ranks */
     const mok_status status = mok_comm_open_local(comm, config->ranks, &comm_config);
@@ -272,6 +327,7 @@ mok_status train_run(train_outcome *out, const train_config *config, char *why)
     memset(out, 0, sizeof *out);
     why[0] = '\0';
     TRAIN_TRY(train_config_check(config, why));
+    TRAIN_TRY(check_memory(config, why));
     TRAIN_TRY(train_text_open(&text, config, why));
     mok_status status = make_directory(config->out_path, why);
     if (status == MOK_OK) {

@@ -6,6 +6,7 @@
 
 typedef struct train_outcome {
     int64_t first_step, step; /* done before this run, and now */
+    int64_t parameters;       /* of the whole model */
     double first_loss, loss;  /* of the first and last step of this run */
     double held_out;          /* at the end */
     double seconds, tokens_per_s;
@@ -17,7 +18,9 @@ typedef struct train_outcome {
 
 /* Runs config->ranks virtual ranks in this process and writes OUT/{log.jsonl, loss.svg, load.svg,
  * checkpoint.safetensors}; OUT is made when it is missing. threads 0 shares the processors out.
- * Errors: those of train_config_check, FILE, MEMORY, PEER; why [TRAIN_WHY_BYTES] says more. */
+ * A run that config->stop ends early is saved like any other and no error.
+ * Errors: those of train_config_check, FILE, MEMORY, PEER, VALUE (a loss that is not
+ * finite); why [TRAIN_WHY_BYTES] says more. */
 mok_status train_run(train_outcome *out, const train_config *config, char *why);
 
 #endif
