@@ -1,6 +1,7 @@
 /* mok train: options to a configuration, and the end of a run. */
 #include <cjson/cJSON.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,32 +19,41 @@ typedef struct train_options {
 
 #define UNSET INT64_MIN
 
-static const verb_help help = {
-    "train",
-    "Trains a byte-level mixture-of-experts transformer on a text file. The same state, byte for byte, for any\n"
-    "number of ranks and threads.",
-    "mok train --data data/text.txt --ranks 2 --size demo --out out"};
+static const verb_help help = {"train",
+                               "Trains a byte-level mixture-of-experts transformer on a text file. "
+                               "The same state, byte for byte, for any\n"
+                               "number of ranks and threads.",
+                               "mok train --data data/text.txt --ranks 2 --size demo --out out"};
 
 static int parse(train_options *o, int argc, char **argv)
 {
     const option table[] = {
         {"data", OPTION_TEXT, &o->data, "FILE", "the text; default data/text.txt"},
         {"out", OPTION_TEXT, &o->out, "DIR", "where log, plots and checkpoint go; default out"},
-        {"resume", OPTION_TEXT, &o->resume, "DIR", "go on from DIR/checkpoint.safetensors, at any number of ranks"},
+        {"resume", OPTION_TEXT, &o->resume, "DIR",
+         "go on from DIR/checkpoint.safetensors, at any number of ranks"},
         {"size", OPTION_TEXT, &o->size, "NAME", "tiny, demo or small; default demo"},
-        {"ranks", OPTION_INT, &o->ranks, "N", "expert-parallel ranks in this process, 1..8; default 1"},
-        {"threads", OPTION_INT, &o->threads, "N", "of each rank; default: the processors, shared out"},
-        {"steps", OPTION_INT, &o->steps, "N", "of the whole run; decides the learning rate's schedule"},
+        {"ranks", OPTION_INT, &o->ranks, "N",
+         "expert-parallel ranks in this process, 1..8 (a rank holds whole lanes); default 1"},
+        {"threads", OPTION_INT, &o->threads, "N",
+         "of each rank; default: the processors, shared out"},
+        {"steps", OPTION_INT, &o->steps, "N",
+         "of the whole run; decides the learning rate's schedule"},
         {"seed", OPTION_INT, &o->seed, "N", "default 1"},
         {"arith", OPTION_TEXT, &o->arith, "CLASS", "tc16 or fma; default tc16"},
-        {"level", OPTION_TEXT, &o->level, "NAME", "auto, ref, avx2 or avx512; all give the same bytes"},
+        {"level", OPTION_TEXT, &o->level, "NAME",
+         "auto, ref, avx2 or avx512; all give the same bytes"},
         {"batch", OPTION_INT, &o->batch, "N", "sequences of each of the 8 token lanes"},
         {"lr", OPTION_REAL, &o->lr, "X", "the largest learning rate"},
         {"stop-at", OPTION_INT, &o->stop_at, "N", "save and end after this step"},
-        {"eval-every", OPTION_INT, &o->eval_every, "N", "steps between held-out losses; 0: only at the end"},
-        {"save-every", OPTION_INT, &o->save_every, "N", "steps between checkpoints; 0: only at the end"},
-        {"sample-bytes", OPTION_INT, &o->sample_bytes, "N", "length of the text written at the end"},
-        {"temperature", OPTION_REAL, &o->temperature, "X", "of that text; 0: always the likeliest byte"},
+        {"eval-every", OPTION_INT, &o->eval_every, "N",
+         "steps between held-out losses; 0: only at the end"},
+        {"save-every", OPTION_INT, &o->save_every, "N",
+         "steps between checkpoints; 0: only at the end"},
+        {"sample-bytes", OPTION_INT, &o->sample_bytes, "N",
+         "length of the text written at the end"},
+        {"temperature", OPTION_REAL, &o->temperature, "X",
+         "of that text; 0: always the likeliest byte"},
         {"quiet", OPTION_FLAG, &o->quiet, NULL, "no progress and no text"},
         {"json", OPTION_FLAG, &o->json, NULL, "one JSON object at the end instead of text"},
     };
@@ -61,7 +71,8 @@ static bool pick(int64_t value, int64_t *to)
 static bool copy_path(char *to, const char *from, const char *name, char *why)
 {
     if (strlen(from) >= TRAIN_PATH_BYTES) {
-        (void)train_fail(why, MOK_ERROR_ARGUMENT, "--%s is longer than %d bytes", name, TRAIN_PATH_BYTES - 1);
+        (void)train_fail(why, MOK_ERROR_ARGUMENT, "--%s is longer than %d bytes", name,
+                         TRAIN_PATH_BYTES - 1);
         return false;
     }
     (void)snprintf(to, TRAIN_PATH_BYTES, "%s", from);
@@ -77,13 +88,15 @@ static bool names(train_config *config, const train_options *o, char *why)
         }
     }
     if ((int)config->level < 0) {
-        (void)train_fail(why, MOK_ERROR_ARGUMENT, "--level is '%s', must be auto, ref, avx2 or avx512", o->level);
+        (void)train_fail(why, MOK_ERROR_ARGUMENT,
+                         "--level is '%s', must be auto, ref, avx2 or avx512", o->level);
         return false;
     }
     config->arith = strcmp(o->arith, "tc16") == 0  ? MOK_ARITH_TC16
                     : strcmp(o->arith, "fma") == 0 ? MOK_ARITH_FMA
                                                    : (mok_arith)0;
-    return copy_path(config->data_path, o->data, "data", why) && copy_path(config->out_path, o->out, "out", why) &&
+    return copy_path(config->data_path, o->data, "data", why) &&
+           copy_path(config->out_path, o->out, "out", why) &&
            copy_path(config->resume_path, o->resume, "resume", why);
 }
 
@@ -108,7 +121,8 @@ static mok_status configure(train_config *config, const train_options *o, char *
         config->warmup_steps = train_max(1, config->steps / 10);
     }
     if (ranks < 1 || ranks > MOK_MAX_RANKS || threads < 0 || threads > 256) {
-        return train_fail(why, MOK_ERROR_ARGUMENT, "--ranks must be 1..%d and --threads 0..256", MOK_MAX_RANKS);
+        return train_fail(why, MOK_ERROR_ARGUMENT, "--ranks must be 1..%d and --threads 0..256",
+                          MOK_MAX_RANKS);
     }
     config->ranks = (int32_t)ranks;
     config->threads = (int32_t)threads;
@@ -117,6 +131,37 @@ static mok_status configure(train_config *config, const train_options *o, char *
     config->temperature = o->temperature >= 0.0 ? o->temperature : config->temperature;
     config->quiet = o->quiet || o->json;
     return train_config_check(config, why);
+}
+
+/* The first request ends the run after its step, saved; a second one ends the process. */
+static volatile sig_atomic_t stop_asked;
+
+static void ask_to_stop(int number)
+{
+    (void)number;
+    stop_asked = 1;
+}
+
+static void catch_requests(void)
+{
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = ask_to_stop;
+    action.sa_flags = SA_RESTART | (int)SA_RESETHAND;
+    (void)sigemptyset(&action.sa_mask);
+    (void)sigaction(SIGINT, &action, NULL);
+    (void)sigaction(SIGTERM, &action, NULL);
+}
+
+static void print_begin(const train_config *config)
+{
+    (void)printf("size %s, %.2f M parameters, %" PRId64 " steps of %" PRId64 " tokens of %s\n",
+                 config->size_name, (double)train_parameter_count(config) / 1e6, config->steps,
+                 train_batch_tokens(config), config->data_path);
+    (void)printf("%d ranks of %d threads, class %s%s%s\n", config->ranks, train_threads(config),
+                 mok_arith_string(config->arith),
+                 config->resume_path[0] != '\0' ? ", resumed from " : "", config->resume_path);
+    (void)fflush(stdout);
 }
 
 static void print_sample(const train_outcome *out)
@@ -135,6 +180,8 @@ static int print_json(const train_outcome *out, const train_config *config, cons
     (void)cJSON_AddStringToObject(root, "digest", digest);
     (void)cJSON_AddStringToObject(root, "class", mok_arith_string(config->arith));
     (void)cJSON_AddNumberToObject(root, "ranks", config->ranks);
+    (void)cJSON_AddNumberToObject(root, "threads", train_threads(config));
+    (void)cJSON_AddNumberToObject(root, "parameters", (double)train_parameter_count(config));
     (void)cJSON_AddNumberToObject(root, "first_step", (double)out->first_step);
     (void)cJSON_AddNumberToObject(root, "step", (double)out->step);
     (void)cJSON_AddNumberToObject(root, "first_loss", out->first_loss);
@@ -161,10 +208,16 @@ static int print_end(const train_outcome *out, const train_config *config)
         if (out->sample != NULL) {
             print_sample(out);
         }
-        (void)printf("steps %" PRId64 "..%" PRId64 "  loss %.4f -> %.4f  held-out %.4f  %.0f tokens/s\n",
-                     out->first_step, out->step, out->first_loss, out->loss, out->held_out, out->tokens_per_s);
-        (void)printf("plots: %s/loss.svg %s/load.svg  checkpoint: %s/checkpoint.safetensors\n", config->out_path,
-                     config->out_path, config->out_path);
+        (void)printf("steps %" PRId64 "..%" PRId64
+                     "  loss %.4f -> %.4f  held-out %.4f  %.0f tokens/s\n",
+                     out->first_step, out->step, out->first_loss, out->loss, out->held_out,
+                     out->tokens_per_s);
+        (void)printf("plots: %s/loss.svg %s/load.svg  checkpoint: %s/checkpoint.safetensors\n",
+                     config->out_path, config->out_path, config->out_path);
+    }
+    if (out->step < config->steps) {
+        (void)printf("ended at step %" PRId64 " of %" PRId64 "; go on with --resume %s\n",
+                     out->step, config->steps, config->out_path);
     }
     (void)printf("state digest: %s class %s\n", hex, mok_arith_string(config->arith));
     return EXIT_CODE_OK;
@@ -172,8 +225,9 @@ static int print_end(const train_outcome *out, const train_config *config)
 
 int mok_cli_train(int argc, char **argv)
 {
-    train_options o = {"data/text.txt", "out", "", "demo", "tc16", "auto", UNSET, UNSET, UNSET, UNSET,
-                       UNSET,           UNSET, UNSET, UNSET,  UNSET,  -1.0,   -1.0,  false, false};
+    train_options o = {"data/text.txt", "out", "",    "demo", "tc16", "auto", UNSET,
+                       UNSET,           UNSET, UNSET, UNSET,  UNSET,  UNSET,  UNSET,
+                       UNSET,           -1.0,  -1.0,  false,  false};
     train_config config;
     train_outcome out;
     char why[TRAIN_WHY_BYTES] = "";
@@ -185,6 +239,11 @@ int mok_cli_train(int argc, char **argv)
     if (status != MOK_OK) {
         (void)fprintf(stderr, "mok train: %s\n", why);
         return EXIT_CODE_USAGE;
+    }
+    catch_requests();
+    config.stop = &stop_asked;
+    if (!config.quiet) {
+        print_begin(&config);
     }
     status = train_run(&out, &config, why);
     if (status != MOK_OK) {

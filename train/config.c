@@ -22,10 +22,11 @@ static const preset presets[] = {
     {"small", {256, 6, 8, 16, 2, 256, 512, 256}, 4, 1500, 60, 50, 50, 800, 1.5e-3, 0.002},
 };
 
-int32_t train_processors(void)
+int32_t train_threads(const train_config *config)
 {
     const long count = sysconf(_SC_NPROCESSORS_ONLN);
-    return count < 1 ? 1 : (int32_t)(count > 256 ? 256 : count);
+    const int64_t share = train_min(count, 256) / config->ranks;
+    return config->threads > 0 ? config->threads : (int32_t)train_max(share, 1);
 }
 
 mok_status train_config_init(train_config *config, const char *size_name, char *why)
@@ -116,7 +117,7 @@ mok_status train_config_check(const train_config *config, char *why)
     if (config->ranks > config->lanes) {
         return train_fail(why, MOK_ERROR_ARGUMENT,
                           "--ranks is %d, must be at most the %" PRId64
-                          " token lanes (--lanes): a rank holds whole lanes",
+                          " token lanes: a rank holds whole lanes",
                           config->ranks, config->lanes);
     }
     TRAIN_TRY(check_range("lanes * batch * length", train_batch_tokens(config), 1, (int64_t)1 << 22,

@@ -65,8 +65,8 @@ mok_status train_config_init(train_config *config, const char *size_name, char *
 /* Checks ranges and how fields fit each other; computes nothing. Errors: ARGUMENT, SHAPE. */
 mok_status train_config_check(const train_config *config, char *why);
 
-/* Number of processors that this process may use. */
-int32_t train_processors(void);
+/* Worker threads of a rank: as configured, or this machine's processors shared out. */
+int32_t train_threads(const train_config *config);
 
 /* Identity as pairs of text for a checkpoint: numbers in decimal, doubles as hexadecimal floats, so
  * that equal text is equal value. name lives as long as the program. */

@@ -195,7 +195,6 @@ static mok_status run_rank(rank_run *r)
     const double begin = report_now_s();
     TRAIN_TRY(loop(r));
     r->out.step = r->step;
-    r->out.parameters = params_total(&r->m.params);
     r->out.seconds = report_now_s() - begin;
     const double tokens = (double)((r->step - r->out.first_step) * train_batch_tokens(r->config));
     r->out.tokens_per_s = r->out.seconds > 0.0 ? tokens / r->out.seconds : 0.0;
@@ -233,19 +232,13 @@ static mok_status make_directory(const char *path, char *why)
     return train_fail(why, MOK_ERROR_FILE, "--out %s: %s", path, strerror(cause));
 }
 
-static int32_t threads_of(const train_config *config)
-{
-    const int32_t share = train_processors() / config->ranks;
-    return config->threads > 0 ? config->threads : share > 0 ? share : 1;
-}
-
 /* Where the system lends more memory than it has, a run that is too large would be killed half-way.
  */
 static mok_status check_memory(const train_config *config, char *why)
 {
     double needed = 0.0;
     const double machine = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
-    TRAIN_TRY(model_memory_bytes(&needed, config, threads_of(config), why));
+    TRAIN_TRY(model_memory_bytes(&needed, config, train_threads(config), why));
     if (machine > 0.0 && needed > machine) {
         return train_fail(why, MOK_ERROR_MEMORY,
                           "the run needs %.1f GB in %d ranks, the machine has %.1f GB",
@@ -258,7 +251,7 @@ static mok_status open_ranks(mok_comm **comm, const train_config *config, char *
 {
     mok_comm_config comm_config;
     mok_comm_config_init(&comm_config);
-    comm_config.threads = threads_of(config);
+    comm_config.threads = train_threads(config);
     comm_config.level = config->level;
     comm_config.timeout_ms = 600000; /* a rank may be slow where processors are fewer than ranks */
     const mok_status status = mok_comm_open_local(comm, config->ranks, &comm_config);
@@ -319,6 +312,18 @@ static mok_status run_ranks(train_outcome *out, const train_config *config, cons
     }
     free(runs);
     return status;
+}
+
+int64_t train_parameter_count(const train_config *config)
+{
+    params *p = malloc(sizeof *p);
+    if (p == NULL) {
+        return 0;
+    }
+    params_describe(p, &config->shape, 1, 0);
+    const int64_t total = params_total(p);
+    free(p);
+    return total;
 }
 
 mok_status train_run(train_outcome *out, const train_config *config, char *why)

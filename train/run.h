@@ -6,7 +6,6 @@
 
 typedef struct train_outcome {
     int64_t first_step, step; /* done before this run, and now */
-    int64_t parameters;       /* of the whole model */
     double first_loss, loss;  /* of the first and last step of this run */
     double held_out;          /* at the end */
     double seconds, tokens_per_s;
@@ -22,5 +21,8 @@ typedef struct train_outcome {
  * Errors: those of train_config_check, FILE, MEMORY, PEER, VALUE (a loss that is not
  * finite); why [TRAIN_WHY_BYTES] says more. */
 mok_status train_run(train_outcome *out, const train_config *config, char *why);
+
+/* Trained values of the whole model of a checked configuration; 0 when out of memory. */
+int64_t train_parameter_count(const train_config *config);
 
 #endif

@@ -164,7 +164,7 @@ static void whatever_matters_changes_the_digest(void **state)
         config.seed += variant == 1;
         config.arith = variant == 2 ? MOK_ARITH_FMA : MOK_ARITH_TC16;
         config.lr *= variant == 3 ? 1.0001 : 1.0;
-        config.steps -= variant == 4;
+        config.steps += variant == 4;
         config.batch += variant == 5;
         config.decay *= variant == 6 ? 0.5 : 1.0;
         config.bias_rate *= variant == 7 ? 2.0 : 1.0;
