@@ -60,11 +60,9 @@ bool mok_cuda_layout_make(mok_cuda_layout *out, const mok_shape *shape)
     const int64_t shared_tokens = shape->shared_inner > 0 ? tokens : 0;
     mok_extent extent = {0, false};
     out->ring_x = mok_extent_add(&extent, ring, shape->hidden, 1, BF16);
-    out->ring_g = mok_extent_add(&extent, ring, shape->inner, 1, BF16);
-    out->ring_u = mok_extent_add(&extent, ring, shape->inner, 1, BF16);
+    out->ring_gu = mok_extent_add(&extent, 2, ring, shape->inner, BF16);
     out->ring_h = mok_extent_add(&extent, ring, shape->inner, 1, BF16);
-    out->shared_g = mok_extent_add(&extent, shared_tokens, shape->shared_inner, 1, BF16);
-    out->shared_u = mok_extent_add(&extent, shared_tokens, shape->shared_inner, 1, BF16);
+    out->shared_gu = mok_extent_add(&extent, 2, shared_tokens, shape->shared_inner, BF16);
     out->shared_h = mok_extent_add(&extent, shared_tokens, shape->shared_inner, 1, BF16);
     out->shared_y = mok_extent_add(&extent, shared_tokens, shape->hidden, 1, BF16);
     out->slots = mok_extent_add(&extent, tokens, shape->slots, shape->hidden, BF16);

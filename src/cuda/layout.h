@@ -10,8 +10,10 @@
 
 typedef struct mok_cuda_layout {
     size_t ring_x;                             /* [ring, H] bf16 */
-    size_t ring_g, ring_u, ring_h;             /* [ring, I] bf16 */
-    size_t shared_g, shared_u, shared_h;       /* [max_tokens, I_s] bf16 */
+    size_t ring_gu;                            /* [2, ring, I] bf16: g, then u */
+    size_t ring_h;                             /* [ring, I] bf16 */
+    size_t shared_gu;                          /* [2, max_tokens, I_s] bf16 */
+    size_t shared_h;                           /* [max_tokens, I_s] bf16 */
     size_t shared_y;                           /* [max_tokens, H] bf16 */
     size_t slots;                              /* [max_tokens * K, H] bf16 */
     size_t routes;                             /* [max_tokens * K] i32 */

@@ -194,11 +194,7 @@ static void fill_rank(mok_sm90_rank *to, const mok_cuda_rank *rank, const mok_cu
     to->out = io->out.data;
     to->out_stride = io->out.stride[0];
     to->ring_x = bf16_at(rank, at->ring_x);
-    to->ring_g = bf16_at(rank, at->ring_g);
-    to->ring_u = bf16_at(rank, at->ring_u);
     to->ring_h = bf16_at(rank, at->ring_h);
-    to->shared_g = bf16_at(rank, at->shared_g);
-    to->shared_u = bf16_at(rank, at->shared_u);
     to->shared_h = bf16_at(rank, at->shared_h);
     to->shared_y = bf16_at(rank, at->shared_y);
     to->slots = bf16_at(rank, at->slots);
@@ -231,6 +227,7 @@ static mok_status fill_maps(CUtensorMap map[MOK_MAPS], mok_encode_tiled encode, 
     const int64_t i = shape->inner;
     MOK_TRY(mok_device_map(&map[MOK_MAP_X], encode, bf16_at(rank, at->ring_x), h, ring, h, 0, 0, 128));
     MOK_TRY(mok_device_map(&map[MOK_MAP_H], encode, bf16_at(rank, at->ring_h), i, ring, i, 0, 0, 128));
+    MOK_TRY(mok_device_map(&map[MOK_MAP_GU], encode, bf16_at(rank, at->ring_gu), i, ring, i, 2, ring * i, 128));
     MOK_TRY(map_weights(&map[MOK_MAP_GATE], encode, &weights->gate, 128));
     MOK_TRY(map_weights(&map[MOK_MAP_UP], encode, &weights->up, 128));
     MOK_TRY(map_weights(&map[MOK_MAP_DOWN], encode, &weights->down, 256));
@@ -241,6 +238,9 @@ static mok_status fill_maps(CUtensorMap map[MOK_MAPS], mok_encode_tiled encode, 
                            128));
     MOK_TRY(mok_device_map(&map[MOK_MAP_SHARED_H], encode, bf16_at(rank, at->shared_h), shape->shared_inner,
                            shape->max_tokens, shape->shared_inner, 0, 0, 128));
+    const int64_t shared = shape->shared_inner;
+    MOK_TRY(mok_device_map(&map[MOK_MAP_SHARED_GU], encode, bf16_at(rank, at->shared_gu), shared,
+                           shape->max_tokens, shared, 2, shape->max_tokens * shared, 128));
     MOK_TRY(map_weights(&map[MOK_MAP_SHARED_GATE], encode, &weights->shared_gate, 128));
     MOK_TRY(map_weights(&map[MOK_MAP_SHARED_UP], encode, &weights->shared_up, 128));
     return map_weights(&map[MOK_MAP_SHARED_DOWN], encode, &weights->shared_down, 256);

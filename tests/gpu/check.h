@@ -8,6 +8,7 @@
 typedef struct gpu_check {
     int64_t compared, different;
     int32_t repeats; /* of the repeat check */
+    int32_t cases;   /* of the forward check, at most */
     bool quick;      /* small shapes alone: for the sanitizers, which are slow */
 } gpu_check;
 

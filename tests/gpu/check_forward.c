@@ -44,7 +44,7 @@ static void check_case(gpu_check *check, const gpu_case *shape, int32_t ranks, c
 void check_forward(gpu_check *check)
 {
     static const int32_t ranks[] = {1, 2, 3};
-    for (int i = 0; i < gpu_case_count; i++) {
+    for (int i = 0; i < gpu_case_count && i < check->cases; i++) {
         problem p;
         if (check->quick && !gpu_cases[i].quick) {
             continue;

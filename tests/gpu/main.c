@@ -1,4 +1,4 @@
-/* Every check that needs a GPU, in one program: mok-check-gpu [--quick] [--repeats N] [CHECK...]
+/* Every check that needs a GPU, in one program: mok-check-gpu [--quick] [--cases N] [--repeats N] [CHECK...]
  *
  * Exit 0: all compared, none different. 1: a difference, or nothing was compared. 2: usage. 77: no GPU. */
 #include <cuda_runtime_api.h>
@@ -53,7 +53,7 @@ static double now(void)
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
-static int run_all(char **names, int count, bool quick, int32_t repeats)
+static int run_all(char **names, int count, bool quick, int32_t cases, int32_t repeats)
 {
     int64_t compared = 0;
     int64_t different = 0;
@@ -61,7 +61,7 @@ static int run_all(char **names, int count, bool quick, int32_t repeats)
         if (!wanted(checks[i].name, names, count)) {
             continue;
         }
-        gpu_check check = {0, 0, repeats, quick};
+        gpu_check check = {0, 0, repeats, cases, quick};
         const double begin = now();
         checks[i].run(&check);
         (void)printf("%-12s compared %6lld  different %4lld  %6.1f s\n", checks[i].name,
@@ -78,14 +78,17 @@ int main(int argc, char **argv)
 {
     bool quick = false;
     int32_t repeats = 1000;
+    int32_t cases = INT32_MAX;
     int at = 1;
     for (; at < argc && argv[at][0] == '-'; at++) {
         if (strcmp(argv[at], "--quick") == 0) {
             quick = true;
         } else if (strcmp(argv[at], "--repeats") == 0 && at + 1 < argc) {
             repeats = (int32_t)strtol(argv[++at], NULL, 10);
+        } else if (strcmp(argv[at], "--cases") == 0 && at + 1 < argc) {
+            cases = (int32_t)strtol(argv[++at], NULL, 10);
         } else {
-            (void)fprintf(stderr, "usage: mok-check-gpu [--quick] [--repeats N] [CHECK...]\n");
+            (void)fprintf(stderr, "usage: mok-check-gpu [--quick] [--cases N] [--repeats N] [CHECK...]\n");
             return 2;
         }
     }
@@ -94,5 +97,5 @@ int main(int argc, char **argv)
         (void)printf("skipped: this machine has no GPU\n");
         return 77;
     }
-    return run_all(argv + at, argc - at, quick, repeats);
+    return run_all(argv + at, argc - at, quick, cases, repeats);
 }

@@ -1,8 +1,10 @@
 /* A block's shared memory, and what its roles tell each other.
  *
  *   stages    3 x 48 KB   tiles of A and B, filled by the copy engine, read by the products
- *   staging   66 KB       a finished 128 x 256 tile in bf16, from the consumers to the store warps
+ *   staging   66 KB       a finished 128 x 256 tile in bf16, from the consumers to the store warps: rows where
+ *                         they leave one by one (down), swizzled chunks of 64 columns where they leave as boxes
  *   control               barriers, the ring of tasks
+ *   silu      12 KB       the middle of the table of silu
  *
  *   producer   takes a task, waits for its operands, puts it into the ring, fills stages
  *   consumers  two warpgroups, 64 rows each: products of a tile, rounded into staging
@@ -28,7 +30,14 @@ typedef struct sm90_control {
 
 #define SM90_STAGING_OFFSET (MOK_SM90_STAGES * MOK_SM90_STAGE_BYTES)
 #define SM90_CONTROL_OFFSET (SM90_STAGING_OFFSET + MOK_SM90_STAGING_BYTES)
-#define SM90_SHARED_BYTES (SM90_CONTROL_OFFSET + (int)sizeof(sm90_control))
+#define SM90_SILU_OFFSET (SM90_CONTROL_OFFSET + (int)((sizeof(sm90_control) + 127) / 128 * 128))
+#define SM90_SHARED_BYTES (SM90_SILU_OFFSET + 2 * SM90_SILU_HALF * (int)sizeof(float))
+
+/* The part of the table of silu that most values need: magnitudes in [2^-9, 8), then the same with a sign. */
+#define SM90_SILU_FIRST (118 << 7) /* bf16 bits of 2^-9 */
+#define SM90_SILU_HALF (12 << 7)
+
+static_assert(SM90_SHARED_BYTES <= 232448, "what a block can have");
 
 static __device__ __forceinline__ sm90_control *sm90_control_of(unsigned char *shared)
 {

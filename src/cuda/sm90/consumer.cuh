@@ -38,18 +38,32 @@ static __device__ __forceinline__ void sm90_chain(float (&d)[128], const sm90_co
     }
 }
 
-static __device__ __forceinline__ void sm90_stage_tile(const float (&d)[128], uint32_t staging, int group)
+static __device__ __forceinline__ void sm90_stage_16(const float (&d)[128], int j, uint32_t to)
+{
+    ptx_stmatrix_x4(to, ptx_round_bf16x2(d[8 * j], d[8 * j + 1]), ptx_round_bf16x2(d[8 * j + 2], d[8 * j + 3]),
+                    ptx_round_bf16x2(d[8 * j + 4], d[8 * j + 5]), ptx_round_bf16x2(d[8 * j + 6], d[8 * j + 7]));
+}
+
+/* A lane gives the address of 8 columns of one row: 16 columns a step. */
+static __device__ __forceinline__ void sm90_stage_tile(const float (&d)[128], uint32_t staging, int group,
+                                                       bool as_rows)
 {
     const int warp = threadIdx.x / 32 % 4;
     const int lane = threadIdx.x & 31;
     const int row = group * 64 + warp * 16 + (lane & 7) + ((lane >> 3) & 1) * 8;
-    const uint32_t to = staging + (uint32_t)row * MOK_SM90_STAGING_PITCH + (uint32_t)(lane >> 4) * 16;
+    if (as_rows) {
+        const uint32_t to = staging + (uint32_t)row * MOK_SM90_STAGING_PITCH + (uint32_t)(lane >> 4) * 16;
 #pragma unroll
-    for (int j = 0; j < 16; j++) {
-        ptx_stmatrix_x4(to + j * 32, ptx_round_bf16x2(d[8 * j], d[8 * j + 1]),
-                        ptx_round_bf16x2(d[8 * j + 2], d[8 * j + 3]),
-                        ptx_round_bf16x2(d[8 * j + 4], d[8 * j + 5]),
-                        ptx_round_bf16x2(d[8 * j + 6], d[8 * j + 7]));
+        for (int j = 0; j < 16; j++) {
+            sm90_stage_16(d, j, to + j * 32);
+        }
+    } else {
+        const uint32_t to = staging + (uint32_t)row * 128;
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            const uint32_t unit = (uint32_t)(j % 4 * 2 + (lane >> 4)) ^ (uint32_t)(lane & 7);
+            sm90_stage_16(d, j, to + (uint32_t)(j / 4) * MOK_SM90_STAGING_CHUNK + unit * 16);
+        }
     }
 }
 
@@ -85,7 +99,7 @@ static __device__ __forceinline__ void sm90_consumer(const mok_sm90_forward &p, 
             sm90_trace(p, MOK_SM90_ROLE_CONSUMER, MOK_SM90_WORK, kind, block, col, began, done);
             sm90_trace(p, MOK_SM90_ROLE_CONSUMER, MOK_SM90_WAIT, kind, block, col, done, sm90_clock());
         }
-        sm90_stage_tile(d, staging, group);
+        sm90_stage_tile(d, staging, group, kind == MOK_TASK_DOWN || kind == MOK_TASK_SHARED_DOWN);
         ptx_mbarrier_arrive(ptx_shared_address(&control->staged_full));
     }
 }

@@ -47,6 +47,7 @@ extern "C" __global__ void __launch_bounds__(MOK_SM90_THREADS, 1)
         sm90_control_init(control);
         sm90_trace_mark(p, 0);
     }
+    sm90_silu_load(p, (float *)(void *)(shared + SM90_SILU_OFFSET));
     __syncthreads();
     if (local < p.comm_blocks) {
         sm90_dispatch(p, rank, local, shared, control);

@@ -11,6 +11,7 @@
 #define MOK_SM90_STAGES 3
 #define MOK_SM90_STAGE_BYTES 49152 /* A 128 x 64 and B 256 x 64, bf16 */
 #define MOK_SM90_STAGING_PITCH 528 /* a row of 256 bf16 and 16 bytes, so that rows fall on other banks */
+#define MOK_SM90_STAGING_CHUNK 16384 /* or: 128 rows of 64 bf16 with the 128-byte swizzle, four of them */
 #define MOK_SM90_STAGING_BYTES (128 * MOK_SM90_STAGING_PITCH)
 #define MOK_SM90_TASK_SLOTS 4
 #define MOK_SM90_COURIERS 48 /* threads of a dispatching block that carry rows */
@@ -23,11 +24,13 @@ typedef enum mok_sm90_map {
     MOK_MAP_GATE,  /* [E_r, I, H], box 64 x 128 x 1 */
     MOK_MAP_UP,
     MOK_MAP_H,    /* ring [rows, I], box 64 x 128 */
+    MOK_MAP_GU,   /* ring [2, rows, I]: g and u, box 64 x 128 x 1, stored to */
     MOK_MAP_DOWN, /* [E_r, H, I], box 64 x 256 x 1 */
     MOK_MAP_SHARED_X,
     MOK_MAP_SHARED_GATE,
     MOK_MAP_SHARED_UP,
     MOK_MAP_SHARED_H,
+    MOK_MAP_SHARED_GU,
     MOK_MAP_SHARED_DOWN,
     MOK_MAPS
 } mok_sm90_map;
@@ -73,8 +76,8 @@ typedef struct mok_sm90_rank {
     const int32_t *routes; /* [T, K] */
     uint16_t *out;         /* [T, H] */
     int64_t out_stride;
-    uint16_t *ring_x, *ring_g, *ring_u, *ring_h;
-    uint16_t *shared_g, *shared_u, *shared_h, *shared_y;
+    uint16_t *ring_x, *ring_h;
+    uint16_t *shared_h, *shared_y;
     uint16_t *slots;        /* [T * K, H] */
     mok_sm90_list list;
     uint32_t *counters;     /* MOK_COUNTERS rows of the plan */

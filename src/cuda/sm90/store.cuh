@@ -3,16 +3,18 @@
  *   gate/up   columns 0-127 are g, 128-255 u: both are kept, h = bf16(silu(g') u')
  *   down      routed rows go to the slots of their sources, which is the combine; shared rows stay
  *
- * Rows leave by the bulk copy engine, a row and a thread each, so that the warps wait for no store; h alone is
- * stored by ordinary instructions. Staging is free again when the copies have read it; counters rise when
+ * g and u leave as boxes and y's rows one by one, both by the copy engine, so that the warps wait for no store;
+ * h alone is stored by ordinary instructions. Staging is free again when the copies have read it; counters rise when
  * what they promise has been written. silu comes from a table over all 65,536 bf16 values, filled by the exact
- * function and compared with the CPU's at open: any form with these bits is right. */
+ * function and compared with the CPU's at open: any form with these bits is right. Its middle lies in shared
+ * memory, where 32 lanes meet in few banks; in global memory each lane would take a cache line of its own. */
 #ifndef MOK_CUDA_SM90_STORE_CUH
 #define MOK_CUDA_SM90_STORE_CUH
 
 #include "cuda/sm90/block.cuh"
 #include "cuda/sm90/ptx/bulk.cuh"
 #include "cuda/sm90/ptx/matrix.cuh"
+#include "cuda/sm90/ptx/tma.cuh"
 #include "cuda/sm90/trace.cuh"
 #include "cuda/sm90/wait.cuh"
 
@@ -23,9 +25,30 @@ static __device__ __forceinline__ float sm90_widen(uint32_t bits16)
     return __uint_as_float(bits16 << 16);
 }
 
-static __device__ __forceinline__ float sm90_h32(const mok_sm90_forward &p, uint32_t g, uint32_t u)
+/* Called by the whole block before its roles begin. */
+static __device__ __forceinline__ void sm90_silu_load(const mok_sm90_forward &p, float *middle)
 {
-    float gate = __ldg(p.silu + g);
+    for (int i = threadIdx.x; i < 2 * SM90_SILU_HALF; i += MOK_SM90_THREADS) {
+        const int sign = i / SM90_SILU_HALF;
+        middle[i] = __ldg(p.silu + sign * 32768 + SM90_SILU_FIRST + i % SM90_SILU_HALF);
+    }
+}
+
+static __device__ __forceinline__ float sm90_silu(const mok_sm90_forward &p, const float *middle, uint32_t g)
+{
+    const uint32_t at = (g & 0x7FFF) - SM90_SILU_FIRST;
+    const bool inside = at < SM90_SILU_HALF;
+    float value = middle[(inside ? at : 0) + (g >> 15) * SM90_SILU_HALF];
+    if (!inside) {
+        value = __ldg(p.silu + g);
+    }
+    return value;
+}
+
+static __device__ __forceinline__ float sm90_h32(const mok_sm90_forward &p, const float *middle, uint32_t g,
+                                                 uint32_t u)
+{
+    float gate = sm90_silu(p, middle, g);
     float up = sm90_widen(u);
     if (p.clamped) {
         gate = sm90_widen(g) > p.limit ? p.silu_limit : gate;
@@ -34,43 +57,55 @@ static __device__ __forceinline__ float sm90_h32(const mok_sm90_forward &p, uint
     return __fmul_rn(gate, up);
 }
 
-static __device__ __forceinline__ uint32_t sm90_h_pair(const mok_sm90_forward &p, uint32_t g, uint32_t u)
+static __device__ __forceinline__ uint32_t sm90_h_pair(const mok_sm90_forward &p, const float *middle, uint32_t g,
+                                                       uint32_t u)
 {
-    return ptx_round_bf16x2(sm90_h32(p, g & 0xFFFF, u & 0xFFFF), sm90_h32(p, g >> 16, u >> 16));
+    return ptx_round_bf16x2(sm90_h32(p, middle, g & 0xFFFF, u & 0xFFFF), sm90_h32(p, middle, g >> 16, u >> 16));
 }
 
-/* g and u by copies of rows, h by 16 bytes a thread: half a warp takes a row. */
-static __device__ __forceinline__ void sm90_store_gate_up(const mok_sm90_forward &p,
-                                                          const mok_sm90_rank &mine,
-                                                          const mok_sm90_task &tile, unsigned char *staging)
+/* Eight columns of a staged row: unit is column / 8. */
+static __device__ __forceinline__ uint4 sm90_staged(const unsigned char *staging, int row, int unit)
 {
+    return *(const uint4 *)(const void *)(staging + unit / 8 * MOK_SM90_STAGING_CHUNK + row * 128 +
+                                          ((unit % 8) ^ (row & 7)) * 16);
+}
+
+/* g and u as boxes by one thread, h by 16 bytes a thread: half a warp takes a row. Rows of padding are zeros and
+ * leave with the rest of their block. */
+static __device__ __forceinline__ void sm90_store_gate_up(const mok_sm90_forward &p, int32_t rank,
+                                                          const mok_sm90_task &tile, unsigned char *staging,
+                                                          const float *middle)
+{
+    const mok_sm90_rank &mine = p.rank[rank];
     const bool shared = tile.kind == MOK_TASK_SHARED_GATE_UP;
     const int64_t inner = shared ? mine.shape.shared_inner : mine.shape.inner;
-    uint16_t *to_g = shared ? mine.shared_g : mine.ring_g;
-    uint16_t *to_u = shared ? mine.shared_u : mine.ring_u;
-    uint16_t *to_h = shared ? mine.shared_h : mine.ring_h;
-    const int thread = threadIdx.x - 32;
-    const int chunk = (thread & 15) * 8;
-    const int64_t origin = (int64_t)tile.store_row * inner + tile.col;
-    for (int row = thread; row < tile.row_count; row += SM90_STORE_THREADS) {
-        const uint32_t from = ptx_shared_address(staging + row * MOK_SM90_STAGING_PITCH);
-        ptx_bulk_store(to_g + origin + row * inner, from, (uint32_t)tile.cols * 2);
-        ptx_bulk_store(to_u + origin + row * inner, from + 256, (uint32_t)tile.cols * 2);
-    }
-    ptx_bulk_commit();
-    if (chunk < tile.cols) {
-#pragma unroll 2
-        for (int row = thread / 16; row < tile.row_count; row += SM90_STORE_THREADS / 16) {
-            const unsigned char *from = staging + row * MOK_SM90_STAGING_PITCH + chunk * 2;
-            const uint4 g = *(const uint4 *)(const void *)from;
-            const uint4 u = *(const uint4 *)(const void *)(from + 256);
-            uint4 h;
-            h.x = sm90_h_pair(p, g.x, u.x);
-            h.y = sm90_h_pair(p, g.y, u.y);
-            h.z = sm90_h_pair(p, g.z, u.z);
-            h.w = sm90_h_pair(p, g.w, u.w);
-            *(uint4 *)(void *)(to_h + origin + row * inner + chunk) = h;
+    if (threadIdx.x == 32) {
+        const CUtensorMap *map = &p.map[rank][shared ? MOK_MAP_SHARED_GU : MOK_MAP_GU];
+        const uint32_t from = ptx_shared_address(staging);
+        for (int chunk = 0; chunk < 4; chunk++) {
+            if (chunk % 2 * 64 < tile.cols) {
+                ptx_tma_store_3d(map, from + chunk * MOK_SM90_STAGING_CHUNK, tile.col + chunk % 2 * 64,
+                                 tile.store_row, chunk / 2);
+            }
         }
+        ptx_bulk_commit();
+    }
+    const int thread = threadIdx.x - 32;
+    const int unit = thread & 15;
+    if (unit * 8 >= tile.cols) {
+        return;
+    }
+    uint16_t *to = (shared ? mine.shared_h : mine.ring_h) + (int64_t)tile.store_row * inner + tile.col + unit * 8;
+#pragma unroll 2
+    for (int row = thread / 16; row < tile.row_count; row += SM90_STORE_THREADS / 16) {
+        const uint4 g = sm90_staged(staging, row, unit);
+        const uint4 u = sm90_staged(staging, row, unit + 16);
+        uint4 h;
+        h.x = sm90_h_pair(p, middle, g.x, u.x);
+        h.y = sm90_h_pair(p, middle, g.y, u.y);
+        h.z = sm90_h_pair(p, middle, g.z, u.z);
+        h.w = sm90_h_pair(p, middle, g.w, u.w);
+        *(uint4 *)(void *)(to + row * inner) = h;
     }
 }
 
@@ -129,6 +164,7 @@ static __device__ __forceinline__ void sm90_stores(const mok_sm90_forward &p, in
 {
     const mok_sm90_rank &mine = p.rank[rank];
     unsigned char *staging = shared + SM90_STAGING_OFFSET;
+    const float *middle = (const float *)(const void *)(shared + SM90_SILU_OFFSET);
     sm90_ring slot = {0, 0};
     uint32_t parity = 0;
     for (;;) {
@@ -149,7 +185,7 @@ static __device__ __forceinline__ void sm90_stores(const mok_sm90_forward &p, in
         const int64_t began = sm90_clock();
         ptx_fence_proxy_async(); /* the consumers' ordinary stores before the copies' reads */
         if (gate_up) {
-            sm90_store_gate_up(p, mine, tile, staging);
+            sm90_store_gate_up(p, rank, tile, staging, middle);
         } else {
             sm90_store_down(targets, tile, staging);
         }

@@ -29,4 +29,13 @@ static __device__ __forceinline__ void ptx_tma_load_3d(uint32_t to, const CUtens
                  : "memory");
 }
 
+/* From shared to global memory, in a group of the issuing thread; what lies outside the tensor is not stored. */
+static __device__ __forceinline__ void ptx_tma_store_3d(const CUtensorMap *map, uint32_t from, int32_t c0,
+                                                        int32_t c1, int32_t c2)
+{
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                 "r"(from), "r"(c0), "r"(c1), "r"(c2)
+                 : "memory");
+}
+
 #endif
