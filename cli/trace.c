@@ -224,6 +224,27 @@ static bool drawn(const mok_cuda_event *e)
     return e->role == MOK_CUDA_ROLE_CONSUMER || e->role == MOK_CUDA_ROLE_COMM;
 }
 
+/* What is drawn in one stroke: neighbours of one colour are one bar. */
+typedef struct bar {
+    int32_t block;
+    const char *colour;
+    double begin, end;
+} bar;
+
+static void draw_bar(FILE *file, bar *open, const bar *next)
+{
+    if (open->block == next->block && open->colour == next->colour && next->begin - open->end < 1.0 &&
+        next->begin >= open->begin) {
+        open->end = next->end > open->end ? next->end : open->end;
+        return;
+    }
+    if (open->block >= 0 && open->end - open->begin > 0.2) {
+        (void)fprintf(file, "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"3.4\" fill=\"%s\"/>\n", open->begin,
+                      24 + open->block * 4, open->end - open->begin, open->colour);
+    }
+    *open = *next;
+}
+
 static bool write_svg(const char *path, const mok_cuda_event *events, int64_t count)
 {
     int64_t end = 1;
@@ -242,14 +263,17 @@ static bool write_svg(const char *path, const mok_cuda_event *events, int64_t co
                   "<text x=\"10\" y=\"16\">%d blocks, %.3f ms: dispatch orange, gate/up blue, down green, waiting red, "
                   "fold grey</text>\n",
                   blocks * 4 + 40, blocks, (double)end * 1e-6);
+    bar open = {-1, NULL, 0.0, 0.0};
     for (int64_t i = 0; i < count; i++) {
         const mok_cuda_event *e = &events[i];
         if (drawn(e)) {
-            (void)fprintf(file, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"3.4\" fill=\"%s\"/>\n",
-                          10.0 + 1080.0 * (double)e->begin_ns / (double)end, 24 + e->block * 4,
-                          1080.0 * (double)(e->end_ns - e->begin_ns) / (double)end, colour_of(e));
+            const bar next = {e->block, colour_of(e), 10.0 + 1080.0 * (double)e->begin_ns / (double)end,
+                              10.0 + 1080.0 * (double)e->end_ns / (double)end};
+            draw_bar(file, &open, &next);
         }
     }
+    const bar none = {-1, NULL, 0.0, 0.0};
+    draw_bar(file, &open, &none);
     (void)fprintf(file, "</svg>\n");
     const bool good = ferror(file) == 0;
     return fclose(file) == 0 && good;
