@@ -275,7 +275,8 @@ MOK_API mok_status mok_layer_describe(const mok_layer *layer, char *buffer, size
 
 /* ---- Schedule --------------------------------------------------------------------------------------- */
 
-/* Memory for one schedule of this layer. Not collective. Errors: ARGUMENT, MEMORY. */
+/* Memory for one schedule of this layer; close it before the layer. Not collective.
+ * Errors: ARGUMENT, MEMORY. */
 MOK_API mok_status mok_schedule_open(mok_schedule **out, mok_layer *layer);
 MOK_API void mok_schedule_close(mok_schedule **schedule);
 
@@ -310,7 +311,8 @@ MOK_API mok_status mok_schedule_read(const mok_schedule *schedule, mok_schedule_
 
 /* ---- Passes ----------------------------------------------------------------------------------------- */
 
-/* Memory for what one forward keeps. Not collective. Errors: ARGUMENT, MEMORY. */
+/* Memory for what one forward keeps; close it before the layer. Not collective.
+ * Errors: ARGUMENT, MEMORY. */
 MOK_API mok_status mok_activations_open(mok_activations **out, mok_layer *layer);
 MOK_API void mok_activations_close(mok_activations **activations);
 

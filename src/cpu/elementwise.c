@@ -18,7 +18,9 @@ void mok_sigmoid(float *out, const float *x, int64_t count)
 
 void mok_bf16_from_f32(uint16_t *out, const float *x, int64_t count)
 {
+    const uint32_t environment = mok_fpenv_enter(); /* a signalling NaN traps where a caller asked for that */
     mok_kernels_select(MOK_LEVEL_AUTO)->bf16_from_f32(out, x, count);
+    mok_fpenv_leave(environment);
 }
 
 void mok_f32_from_bf16(float *out, const uint16_t *x, int64_t count)

@@ -11,8 +11,9 @@ static mok_status check_header(const mok_tensor *tensor, const mok_wanted *wante
                 MOK_ERROR_UNSUPPORTED, "%s: MXFP8 is not in this version", wanted->name);
     MOK_REQUIRE(tensor->dtype == wanted->dtype ||
                     (wanted->dtype_other != 0 && tensor->dtype == wanted->dtype_other),
-                MOK_ERROR_SHAPE, "%s.dtype is %d, must be %d%s", wanted->name, (int)tensor->dtype,
-                (int)wanted->dtype, wanted->dtype_other != 0 ? " or its wider form" : "");
+                MOK_ERROR_SHAPE, wanted->dtype_other != 0 ? "%s.dtype is %d, must be %d or %d"
+                                                          : "%s.dtype is %d, must be %d",
+                wanted->name, (int)tensor->dtype, (int)wanted->dtype, (int)wanted->dtype_other);
     MOK_REQUIRE(tensor->rank == wanted->rank, MOK_ERROR_SHAPE, "%s.rank is %d, must be %d",
                 wanted->name, tensor->rank, wanted->rank);
     return MOK_OK;

@@ -4,13 +4,17 @@
  * after the tasks says that every peer has read it and that all slots have been filled. So no rank
  * publishes again, or closes, while a peer still reads. The barrier behind the fold moves no data: it is
  * there so that a rank whose fold stopped does not leave its peers with MOK_OK. */
+#include "core/fpenv.h"
 #include "layer/layer.h"
 
 static mok_status check_and_publish(const mok_arguments *arguments, bool backward)
 {
     /* After a fault a peer may still be in the last pass, and read what is published. */
     MOK_TRY(mok_comm_check(arguments->layer->comm));
-    MOK_TRY(mok_arguments_check(arguments, backward));
+    const uint32_t environment = mok_fpenv_enter(); /* weights are looked at, and one may be a NaN */
+    const mok_status status = mok_arguments_check(arguments, backward);
+    mok_fpenv_leave(environment);
+    MOK_TRY(status);
     mok_arguments_publish(arguments);
     return MOK_OK;
 }
