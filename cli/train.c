@@ -1,4 +1,7 @@
-/* mok train: options to a configuration, and the end of a run. */
+/* mok train: options to a configuration, and the end of a run.
+ *
+ * An option that was not given leaves the size's own value. The last line on stdout is the state's
+ * digest, or with --json the one object; messages of failure go to stderr. */
 #include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <signal.h>

@@ -1,4 +1,7 @@
-/* Errors, work over rows, products and sums whose order is fixed by their length. */
+/* Errors, work over rows, products and sums.
+ *
+ * A sum here must depend on the numbers and how many there are, and on nothing else: no caller may
+ * be tempted to cut one by workers or ranks. */
 #include "common.h"
 
 #include <stdarg.h>

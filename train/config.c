@@ -1,4 +1,7 @@
-/* Sizes, defaults and checks of a run. */
+/* Sizes, defaults and checks of a run.
+ *
+ * Everything that decides the bits goes through train_config_identity, so that a checkpoint cannot
+ * be continued with another value of it; a new field of that kind must be added there. */
 #include "config.h"
 
 #include "exact_math.h"

@@ -1,4 +1,8 @@
-/* Random numbers, the text file, and the windows that lanes read. */
+/* Random numbers, the text file, and the windows that lanes read.
+ *
+ * The file is read whole once and its digest taken: a resumed run that was given another text would
+ * otherwise go on without a word. Windows are computed, not stored, so there is no order to
+ * restore. */
 #include "data.h"
 
 #include <errno.h>

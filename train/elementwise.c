@@ -1,4 +1,8 @@
-/* What happens to a token alone: norms, embedding, residual additions, routing. */
+/* What happens to a token alone: norms, embedding, residual additions, routing.
+ *
+ * Rows are independent, so workers may take them in any order. The gradients of norms and embedding
+ * are sums over tokens: they are made a lane at a time, tokens ascending, because a lane is never
+ * cut. */
 #include "model.h"
 
 #include <math.h>

@@ -1,5 +1,8 @@
-/* log, sin, cos and powers: reduce the argument, sum a short series, rebuild. Series stop where the
- * next term is below half a unit in the last place over the reduced range. */
+/* log, exp, sin, cos and powers: reduce the argument, sum a short series, rebuild.
+ *
+ * Series stop where the next term is below half a unit in the last place over the reduced range.
+ * Each operation is one IEEE operation in the order written: the compiler must not contract or
+ * reorder. */
 #include "exact_math.h"
 
 #include <string.h>

@@ -1,4 +1,8 @@
-/* Gathering tables by owner. */
+/* Gathering tables by owner.
+ *
+ * Whole tables are gathered although a rank fills only its part: they are small, every rank sends
+ * equally many bytes, and which part is whose follows from the same split that handed out lanes and
+ * experts. */
 #include "exchange.h"
 
 #include <stdlib.h>

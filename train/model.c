@@ -1,4 +1,7 @@
-/* Memory of the model, its forward pass and its loss. */
+/* Memory of the model, its forward pass and its loss.
+ *
+ * One block of memory, cut by place(), which also measures it: what a run needs is known, and
+ * refused where it does not fit, before any of it is touched. A step allocates nothing. */
 #include "model.h"
 
 #include "exact_math.h"

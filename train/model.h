@@ -65,7 +65,7 @@ mok_status model_open(model *m, const train_config *config, mok_comm *comm, char
 void model_close(model *m);
 
 /* Forward over `sequences` sequences of `length` tokens in m->input; sequences may be 0 on a rank.
- * Leaves the logits. Collective. With `train`, keeps what backward needs. */
+ * Leaves the logits and what backward needs. Collective. */
 mok_status model_forward(model *m, int64_t sequences, int64_t length);
 
 /* Sums of -log p(target) of each lane of this rank into lane_loss, and, with gradient, the logits'

@@ -1,4 +1,8 @@
-/* The backward pass, from the gradient of the logits to params.grad. */
+/* The backward pass, from the gradient of the logits to params.grad.
+ *
+ * The mirror of model.c, last block first. Every gradient of a replicated parameter lands in its
+ * lane's row of `partials`; the one reduction at the end is the only place where ranks meet outside
+ * the layer. */
 #include "model.h"
 
 #include <string.h>

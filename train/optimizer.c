@@ -1,4 +1,8 @@
-/* From gradients to the next parameters. */
+/* From gradients to the next parameters.
+ *
+ * Elements are independent once the norm is known, so workers may cut the arrays anywhere. The norm
+ * is not: it is summed by units in global order, which is why experts' squares are gathered before
+ * they are added. */
 #include "optimizer.h"
 
 #include "exact_math.h"

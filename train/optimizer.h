@@ -1,4 +1,7 @@
-/* Clipping, AdamW and the router's balancing biases. */
+/* Clipping, AdamW and the router's balancing biases: all that a step does to the state.
+ *
+ * Called in this order after a backward pass: balance (from the routes of that pass), norm, step.
+ * Every rank ends with the same replicated values, and with its own experts' part of the rest. */
 #ifndef TRAIN_OPTIMIZER_H
 #define TRAIN_OPTIMIZER_H
 

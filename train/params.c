@@ -1,4 +1,7 @@
-/* The table of parameters: layout and first values. */
+/* The table of parameters: layout and first values.
+ *
+ * The order of the table is part of the bits: the index of a parameter keys its random numbers, and
+ * the digest, the norm and the checkpoint walk it from the front. */
 #include "params.h"
 
 #include "data.h"

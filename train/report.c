@@ -1,4 +1,8 @@
-/* The log and the progress line. */
+/* The log and the progress line.
+ *
+ * On a terminal one line is written over; elsewhere, in a file or a pipe, some twenty whole lines
+ * are written, so that a log of a long run can be read. What is printed never feeds back into the
+ * run. */
 #include "report.h"
 
 #include <errno.h>

@@ -1,4 +1,8 @@
-/* The loop of a rank, and the ranks of a run. */
+/* The loop of a rank, and the ranks of a run.
+ *
+ * Each rank is a thread that owns its model and speaks to the others only through the communicator,
+ * as a process would. Whatever ends the loop (its last step, a request, a failure) is agreed on
+ * first, so that no rank waits for one that has left. */
 #include "run.h"
 
 #include "data.h"

@@ -1,4 +1,7 @@
-/* A training run from a configuration to a state digest. */
+/* A training run from a configuration to a state digest: what the command calls.
+ *
+ * The caller fills a train_config and gets numbers, text and files back; nothing is printed unless
+ * the configuration asks for progress, and nothing ends the process. */
 #ifndef TRAIN_RUN_H
 #define TRAIN_RUN_H
 

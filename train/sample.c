@@ -1,4 +1,7 @@
-/* Sampling with a temperature; 0 takes the likeliest byte, the lower one among equals. */
+/* Sampling with a temperature; 0 takes the likeliest byte, the lower one among equals.
+ *
+ * Every new byte runs the model over its whole window again. That costs seconds for a demo, and
+ * needs no second form of the forward pass whose bytes would have to be shown to be the same. */
 #include "sample.h"
 
 #include <string.h>

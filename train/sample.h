@@ -1,4 +1,7 @@
-/* Text from the model, a byte at a time. */
+/* Text from the model, a byte at a time.
+ *
+ * The text is no part of the state, but it is as reproducible: the same state, seed and temperature
+ * give the same bytes at any number of ranks. */
 #ifndef TRAIN_SAMPLE_H
 #define TRAIN_SAMPLE_H
 

@@ -1,4 +1,8 @@
-/* The digest of the training state, saving and loading. */
+/* The digest of the training state, saving and loading.
+ *
+ * A file under the final name is always whole: it is written beside it, flushed, renamed, and the
+ * folder is flushed too. Experts travel one at a time, so that no rank needs memory for another's.
+ */
 #include "state.h"
 
 #include "exchange.h"

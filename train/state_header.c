@@ -1,5 +1,8 @@
-/* The safetensors header: a function of the configuration, the step and the digests, so that
- * reading can demand it byte for byte. */
+/* The safetensors header.
+ *
+ * It is a function of the configuration, the step and the digests alone, so that reading can make
+ * the header it expects and demand it byte for byte: there is no second, laxer description of a
+ * valid file. */
 #include "state.h"
 
 #include <cjson/cJSON.h>

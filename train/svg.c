@@ -1,4 +1,7 @@
-/* SVG elements from values. */
+/* SVG elements from values.
+ *
+ * No library: a picture of lines, bars and words is a page of markup. Coordinates have one decimal,
+ * a tenth of a pixel, which keeps a curve of hundreds of points small. */
 #include "svg.h"
 
 #include <errno.h>

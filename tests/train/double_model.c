@@ -1,4 +1,7 @@
-/* The model in double precision, a token at a time. */
+/* The model in double precision, a token at a time.
+ *
+ * Written for reading: no batching, no saved values, the C library's functions. It must stay
+ * independent of the files of train, or it would repeat their mistakes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,6 @@
-/* Folders, files and runs for the trainer's tests. */
+/* Folders, files and runs for the trainer's tests.
+ *
+ * Whatever fails here fails the test that called; nothing outside the scratch folder is written. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

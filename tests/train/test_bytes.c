@@ -1,5 +1,7 @@
-/* The state of a run: one digest for any ranks, threads and levels, for a run that is stopped and
- * resumed at another rank count, and another digest as soon as anything that matters differs. */
+/* The state of a run: one digest for any ranks, threads and levels, and for a run that is stopped
+ * and resumed at another rank count.
+ *
+ * The last test is the others' counterpart: a digest that ignored something would pass them all. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,7 @@
-/* The checkpoint file: what is written is read, at any rank count; anything cut, altered or foreign
- * is refused with a message, and the folder never holds half a file. */
+/* The checkpoint file: what is written is read, at any rank count.
+ *
+ * Anything cut, altered or foreign is refused with a message that says what is wrong, and the
+ * folder never holds half a file under the final name. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,7 @@
-/* A run from outside: what it learns, the files it leaves, how it ends early, and the input it
- * refuses. */
+/* A run from outside: what it learns, the files it leaves, how it ends early, and what it refuses.
+ *
+ * Every refusal must name the argument or file; a test that only saw a status could not tell two
+ * mistakes apart. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
