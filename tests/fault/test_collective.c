@@ -196,7 +196,8 @@ static void a_rank_that_never_calls_is_named_after_the_deadline(void **state)
             if (s.status[rank] != MOK_ERROR_PEER || s.after[rank] != MOK_ERROR_PEER ||
                 s.fault[rank].peer != s.odd_rank || s.fault[rank].phase != actions[i].phase ||
                 s.fault[rank].task_idx != -1 || strstr(s.text[rank], names) == NULL ||
-                !s.untouched[rank] || s.took_ms[rank] < s.timeout_ms - 2 ||
+                !s.untouched[rank] ||
+                (s.fault[rank].rank == rank && s.took_ms[rank] < s.timeout_ms - 2) ||
                 s.took_ms[rank] > s.timeout_ms + LATE_MS) {
                 fail_msg("%s, rank %d: %s after %lld ms, %s", actions[i].name, rank,
                          mok_status_string(s.status[rank]), (long long)s.took_ms[rank],
@@ -217,7 +218,8 @@ static void the_configured_timeout_is_honoured(void **state)
         play(&s);
         for (int32_t rank = 0; rank < RANKS; rank += 2) {
             assert_int_equal(s.status[rank], MOK_ERROR_PEER);
-            assert_true(s.took_ms[rank] >= timeouts[i] - 2);
+            /* Whoever came first waited the whole time; the other may have come later. */
+            assert_true(s.fault[rank].rank != rank || s.took_ms[rank] >= timeouts[i] - 2);
             assert_true(s.took_ms[rank] <= timeouts[i] + LATE_MS);
             assert_true(s.fault[rank].waited_ms >= timeouts[i]);
         }

@@ -19,9 +19,11 @@
 #include "rig.h"
 
 #define TIMEOUT_MS 200
-#define MOST_MS 8000 /* far above the timeout: other programs and sanitizers slow the machine */
+#define MOST_MS 20000 /* far above the timeout: other programs and sanitizers slow the machine */
+#define AT_ONCE_MS                                                                                 \
+    (6 * TIMEOUT_MS) /* of a dozen calls: half of what they take if each of them waits */
 #define MAX_CASES 512
-#define AT_ONCE 8
+#define AT_ONCE 6
 
 typedef struct fault_case {
     int32_t ranks, threads;
@@ -219,6 +221,23 @@ static void add_cases(const problem *p, int32_t ranks, int32_t threads)
 
 static _Atomic int32_t next_case;
 
+/* Where the machine is so busy that a wait of some rank ends before the worker stops, the case says
+ * nothing: it is run again with more time. */
+static void run_until_stopped(fault_case *c)
+{
+    mok_comm_config config;
+    mok_comm_config_init(&config);
+    config.threads = c->threads;
+    for (config.timeout_ms = TIMEOUT_MS; config.timeout_ms <= 16 * TIMEOUT_MS;
+         config.timeout_ms *= 2) {
+        atomic_store(&c->seen, 0);
+        (void)group_run(c->ranks, &config, run_case, c, NULL, NULL);
+        if (atomic_load(&c->stopped) != 0) {
+            return;
+        }
+    }
+}
+
 static void *case_runner(void *unused)
 {
     (void)unused;
@@ -227,11 +246,7 @@ static void *case_runner(void *unused)
         if (idx >= case_count) {
             return NULL;
         }
-        mok_comm_config config;
-        mok_comm_config_init(&config);
-        config.threads = cases[idx].threads;
-        config.timeout_ms = TIMEOUT_MS;
-        (void)group_run(cases[idx].ranks, &config, run_case, &cases[idx], NULL, NULL);
+        run_until_stopped(&cases[idx]);
     }
 }
 
@@ -257,7 +272,7 @@ static void expect_fault(const fault_case *c)
             c->status[rank] != MOK_ERROR_PEER            ? "status"
             : c->took_ms[rank] > MOST_MS                 ? "time"
             : c->after[rank] != MOK_ERROR_PEER           ? "calls after the fault"
-            : c->after_ms[rank] > TIMEOUT_MS             ? "time of calls after the fault"
+            : c->after_ms[rank] > AT_ONCE_MS             ? "time of calls after the fault"
             : fault->rank < 0 || fault->rank >= c->ranks ? "fault.rank"
             : fault->peer != c->stop_rank                ? "fault.peer"
             : fault->phase != c->phase                   ? "fault.phase"
