@@ -8,6 +8,7 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 
 option(MOK_BUILD_TESTS "Build the tests" ON)
+option(MOK_BUILD_FUZZ "Build the fuzz targets for libFuzzer (clang)" OFF)
 option(MOK_WERROR "Warnings are errors" ON)
 set(MOK_SANITIZE "" CACHE STRING "Sanitizers: address,undefined or thread")
 
