@@ -22,7 +22,7 @@ typedef struct numbers {
     double fma_peak_gflops, fma_gflops, sgemm_gflops, fma_vs_sgemm, fma_share_of_peak;
     double tc16_gmac_per_s_core;
     double layer_s, products_s, layer_vs_products, layer_1_thread_s, threads_2_vs_1;
-    double layer_gmac_per_s, torch_s, layer_vs_torch;
+    double layer_gmac_per_s, layer_fma_s, torch_s;
     double layer_bytes;
 } numbers;
 
@@ -68,7 +68,7 @@ static bool measure_products(numbers *n)
     return true;
 }
 
-static void bench_workload(workload *w)
+static void bench_workload(workload *w, mok_arith arith)
 {
     memset(w, 0, sizeof *w);
     w->tokens = 512;
@@ -78,7 +78,7 @@ static void bench_workload(workload *w)
     w->experts = 8;
     w->slots = 2;
     w->lanes = 1;
-    w->arith = MOK_ARITH_TC16;
+    w->arith = arith;
     w->seed = 3;
 }
 
@@ -95,13 +95,29 @@ static bool layer_time(workload *w, int32_t threads, double *seconds, double *by
     return true;
 }
 
+/* The same layer in class fma, which any CPU computes at full speed. */
+static bool measure_fma_layer(numbers *n)
+{
+    workload w;
+    double two[ROUNDS];
+    double bytes;
+    bench_workload(&w, MOK_ARITH_FMA);
+    bool ran = workload_open(&w);
+    for (int i = 0; i < ROUNDS && ran; i++) {
+        ran = layer_time(&w, 2, &two[i], &bytes);
+    }
+    n->layer_fma_s = ran ? median(two, ROUNDS) : NAN;
+    workload_close(&w);
+    return ran;
+}
+
 static bool measure_layer(numbers *n)
 {
     workload w;
     double two[ROUNDS];
     double one[ROUNDS];
     double bare[ROUNDS];
-    bench_workload(&w);
+    bench_workload(&w, MOK_ARITH_TC16);
     bool ran = workload_open(&w);
     for (int i = 0; i < ROUNDS && ran; i++) {
         ran = layer_time(&w, 2, &two[i], &n->layer_bytes) && layer_time(&w, 1, &one[i], &n->layer_bytes) &&
@@ -116,7 +132,7 @@ static bool measure_layer(numbers *n)
         n->layer_gmac_per_s = workload_macs(&w) * 1e-9 / n->layer_s;
     }
     workload_close(&w);
-    return ran;
+    return ran && measure_fma_layer(n);
 }
 
 /* Runs bench/peers/torch_layer.py with the given Python; it prints the seconds of a step. */
@@ -124,7 +140,7 @@ static void measure_peer(numbers *n, const char *python, const char *script)
 {
     char command[1024];
     workload w;
-    bench_workload(&w);
+    bench_workload(&w, MOK_ARITH_TC16);
     n->torch_s = NAN;
     if (python == NULL) {
         return;
@@ -207,8 +223,10 @@ int mok_cli_bench(int argc, char **argv)
         {"layer_vs_products", "", "", n.layer_vs_products},
         {"threads_2_vs_1", "", "speed-up of the layer", n.threads_2_vs_1},
         {"layer_bytes", "bytes", "arena, workspace, schedule, activations", n.layer_bytes},
+        {"layer_fma_s", "s", "the same layer, class fma", n.layer_fma_s},
         {"torch_s", "s", "the same layer in PyTorch", n.torch_s},
-        {"layer_vs_torch", "", "PyTorch's time over ours", n.torch_s / n.layer_s},
+        {"layer_vs_torch", "", "PyTorch's time over ours, class tc16", n.torch_s / n.layer_s},
+        {"layer_fma_vs_torch", "", "PyTorch's time over ours, class fma", n.torch_s / n.layer_fma_s},
     };
     return print_lines(lines, (int)(sizeof lines / sizeof lines[0]), json);
 }
