@@ -59,12 +59,14 @@ static void e14_every_route_to_one_rank_fits_the_default_bound(void **state)
     config.split = split;
     case_run(&p, &config, &four, 0xFF);
     case_equal(&p, &one, &four);
+    result refused;
     config.capacity_rows = 384;
-    result_open(&one, &p, 0x5A);
-    assert_int_equal(problem_run(&p, &config, &one), MOK_ERROR_CAPACITY);
+    result_open(&refused, &p, 0x5A);
+    assert_int_equal(problem_run(&p, &config, &refused), MOK_ERROR_CAPACITY);
     for (int64_t i = 0; i < p.tokens * p.hidden; i++) {
-        assert_int_equal(one.y[i], 0x5A5A);
+        assert_int_equal(refused.y[i], 0x5A5A);
     }
+    result_close(&refused);
     result_close(&one);
     result_close(&four);
     problem_close(&p);
