@@ -500,16 +500,26 @@ static inline MOK_HD void mok_forward_task(const mok_plan *plan, int64_t idx, mo
     mok_forward_task_of(plan, &stage, idx - mok_forward_before(plan, low), task);
 }
 
+/* Tasks of the shared expert in backward. */
+static inline MOK_HD int64_t mok_shared_backward_tasks(const mok_plan *plan)
+{
+    return plan->token_blocks * (plan->shared_inner_tiles + plan->hidden_tiles) +
+           plan->lanes * plan->shared_wgrad_tiles;
+}
+
 /* Tasks of macrobatch m in backward: the first also has the shared expert's. */
 static inline MOK_HD int64_t mok_backward_macro_tasks(const mok_plan *plan, int64_t macro)
 {
+    const int64_t blocks = mok_macro_size(plan, macro);
     const int64_t replay = macro > 0 ? plan->inner_tiles : 0;
-    int64_t count = mok_macro_size(plan, macro) *
-                        (2 + plan->inner_tiles + replay + plan->hidden_tiles) +
-                    plan->shape->expert_count * plan->wgrad_tiles;
-    if (macro == 0) {
-        count += plan->token_blocks * (plan->shared_inner_tiles + plan->hidden_tiles) +
-                 plan->lanes * plan->shared_wgrad_tiles;
+    int64_t count = 0;
+    if (plan->list_comm) {
+        count += blocks * (plan->fused_combine ? 1 : 2);
+    }
+    if (plan->list_compute) {
+        count += blocks * (plan->inner_tiles + replay + plan->hidden_tiles) +
+                 plan->shape->expert_count * plan->wgrad_tiles +
+                 mok_if(macro == 0, mok_shared_backward_tasks(plan));
     }
     return count;
 }
@@ -540,17 +550,17 @@ static inline MOK_HD mok_stretch mok_backward_mini(const mok_plan *plan, int64_t
 static inline MOK_HD int64_t mok_backward_before(const mok_plan *plan, int64_t macro, int64_t s)
 {
     const int64_t replay = macro > 0 ? plan->inner_tiles : 0;
-    int64_t count = mok_blocks_in_minis(plan, macro, s);
-    if (s > 0) {
-        count += mok_blocks_in_minis(plan, macro, s - 1) *
-                 (replay + plan->inner_tiles + plan->hidden_tiles);
-        if (macro == 0) {
-            count += plan->token_blocks * (plan->shared_inner_tiles + plan->hidden_tiles) +
-                     plan->lanes * plan->shared_wgrad_tiles;
+    int64_t count = 0;
+    if (plan->list_comm) {
+        count += mok_blocks_in_minis(plan, macro, s);
+        if (s > 1 && !plan->fused_combine) {
+            count += mok_blocks_in_minis(plan, macro, s - 2);
         }
     }
-    if (s > 1) {
-        count += mok_blocks_in_minis(plan, macro, s - 2);
+    if (plan->list_compute && s > 0) {
+        count += mok_blocks_in_minis(plan, macro, s - 1) *
+                     (replay + plan->inner_tiles + plan->hidden_tiles) +
+                 mok_if(macro == 0, mok_shared_backward_tasks(plan));
     }
     return count;
 }
@@ -583,14 +593,17 @@ static inline MOK_HD void mok_backward_task(const mok_plan *plan, int64_t idx, m
     }
     const int64_t s = low;
     left -= mok_backward_before(plan, m, s);
-    if (mok_take_stretch(task, &left, MOK_TASK_COMBINE, mok_backward_mini(plan, m, s - 2), 1) ||
-        (m > 0 && mok_take_stretch(task, &left, MOK_TASK_GATE_UP, mok_backward_mini(plan, m, s - 1),
-                                   plan->inner_tiles)) ||
-        mok_take_stretch(task, &left, MOK_TASK_D_HIDDEN, mok_backward_mini(plan, m, s - 1),
-                         plan->inner_tiles) ||
-        mok_take_stretch(task, &left, MOK_TASK_DISPATCH, mok_backward_mini(plan, m, s), 1) ||
-        mok_take_stretch(task, &left, MOK_TASK_DX, mok_backward_mini(plan, m, s - 1),
-                         plan->hidden_tiles) ||
+    const bool comm = plan->list_comm;
+    const bool compute = plan->list_compute;
+    if ((comm && !plan->fused_combine &&
+         mok_take_stretch(task, &left, MOK_TASK_COMBINE, mok_backward_mini(plan, m, s - 2), 1)) ||
+        (compute && m > 0 && mok_take_stretch(task, &left, MOK_TASK_GATE_UP,
+                                              mok_backward_mini(plan, m, s - 1), plan->inner_tiles)) ||
+        (compute && mok_take_stretch(task, &left, MOK_TASK_D_HIDDEN, mok_backward_mini(plan, m, s - 1),
+                                     plan->inner_tiles)) ||
+        (comm && mok_take_stretch(task, &left, MOK_TASK_DISPATCH, mok_backward_mini(plan, m, s), 1)) ||
+        (compute && mok_take_stretch(task, &left, MOK_TASK_DX, mok_backward_mini(plan, m, s - 1),
+                                     plan->hidden_tiles)) ||
         (m == 0 && s == 0 && mok_take_shared_backward(plan, task, &left)) ||
         mok_take_wgrad(task, &left, MOK_TASK_WGRAD_GATE, m, plan->shape->expert_count,
                        plan->wgrad_tiles, mok_wgrad_tiles(plan->shape->inner, plan->shape->hidden))) {
