@@ -6,7 +6,7 @@ does not know, so a difference shows at once.
 import ctypes as c
 
 BF16, F32, I32, I64 = 1, 2, 3, 4
-MAX_RANKS = 16
+MAX_RANKS = 8
 
 
 class Tensor(c.Structure):
@@ -23,7 +23,7 @@ class LayerConfig(c.Structure):
 
 class CudaConfig(c.Structure):
     _fields_ = [("struct_bytes", c.c_size_t)] + [(name, c.c_int32) for name in (
-        "device", "ranks", "comm_blocks", "timeout_ms", "stalled_rank", "trace_events")]
+        "device", "ranks", "comm_blocks", "timeout_ms", "stalled_rank", "forward_only", "trace_events")]
 
 
 class WeightsView(c.Structure):

@@ -6,7 +6,7 @@
  * equal parts. What goes wrong on the device is read with mok_cuda_fault_read: after a fault the kernels of
  * later calls write nothing, until it is cleared or the layer closed.
  *
- * Status: forward in bf16. Needs compute capability 9.0 (sm_90a). */
+ * Status: forward and backward in bf16. Needs compute capability 9.0 (sm_90a). */
 #ifndef MOK_MOK_CUDA_H
 #define MOK_MOK_CUDA_H
 
@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define MOK_CUDA_MAX_RANKS 16
+#define MOK_CUDA_MAX_RANKS 8
 #define MOK_CUDA_MAX_EXPERTS 2048
 
 typedef struct mok_cuda_config {
@@ -26,6 +26,7 @@ typedef struct mok_cuda_config {
     int32_t comm_blocks;  /* blocks of each rank that begin with communication; 0 for an eighth */
     int32_t timeout_ms;   /* of any wait on the device. Default 10000 */
     int32_t stalled_rank; /* a rank that never arrives, for tests of the deadline. Default -1: none */
+    int32_t forward_only; /* leave out the memory that only backward needs. Default 0 */
     int32_t trace_events; /* events kept of each role of each block of the last pass. Default 0: no trace */
 } mok_cuda_config;
 
@@ -66,6 +67,20 @@ typedef struct mok_cuda_rank_io {
 /* Forward of every rank, as mok_forward. io is [ranks]; T_r as in the last mok_cuda_schedule_build.
  * Errors at once: ARGUMENT, SHAPE, STATE, DEVICE (the launch was refused). Later: PEER. */
 MOK_API mok_status mok_cuda_forward(mok_cuda_layer *layer, const mok_cuda_rank_io *io, void *stream);
+
+/* What backward reads and writes of one rank, in device memory, rows 16-byte aligned. */
+typedef struct mok_cuda_rank_gradients {
+    mok_tensor dy;           /* [T_r, H] bf16 */
+    mok_gradients gradients; /* as for mok_backward; shared_lanes at most 64 */
+} mok_cuda_rank_gradients;
+
+/* All gradients of the last mok_cuda_forward, as mok_backward. x, g and u are still in the layer's ring, which
+ * must hold all rows of the schedule (macrobatch_rows at least as large); a handle serves one MoE layer of a
+ * model between its forward and its backward. io as given to forward; io[r].out is not looked at.
+ * Errors at once: ARGUMENT, SHAPE, STATE (no forward since the last schedule), UNSUPPORTED (forward_only), DEVICE.
+ * Later: CAPACITY (needed and available rows of the ring), PEER. */
+MOK_API mok_status mok_cuda_backward(mok_cuda_layer *layer, const mok_cuda_rank_io *io,
+                                     const mok_cuda_rank_gradients *gradients, void *stream);
 
 /* The device's first failure: MOK_OK and rank -1 when there was none, else its status, the fault, and text
  * in mok_last_error. Does not wait: synchronise the stream first. */

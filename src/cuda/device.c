@@ -22,31 +22,50 @@ mok_status mok_device_encoder(mok_encode_tiled *out)
     return MOK_OK;
 }
 
+static mok_status encode_map(CUtensorMap *out, mok_encode_tiled encode, const mok_device_tensor *tensor, int axes)
+{
+    cuuint64_t extent[4];
+    cuuint64_t stride[3];
+    cuuint32_t box[4] = {64, (cuuint32_t)tensor->box_rows, 1, 1};
+    const cuuint32_t step[4] = {1, 1, 1, 1};
+    void *base = NULL;
+    memcpy(&base, &tensor->data, sizeof base);
+    for (int i = 0; i < axes; i++) {
+        extent[i] = (cuuint64_t)tensor->extent[i];
+    }
+    for (int i = 0; i + 1 < axes; i++) {
+        stride[i] = (cuuint64_t)tensor->stride[i] * 2;
+    }
+    const CUresult result = encode(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)axes, base, extent, stride,
+                                   box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    MOK_REQUIRE(result == CUDA_SUCCESS, MOK_ERROR_DEVICE,
+                "tensor map of %d axes, %lld x %lld, strides %lld and %lld: driver error %d", axes,
+                (long long)tensor->extent[1], (long long)tensor->extent[0], (long long)tensor->stride[0],
+                (long long)(axes > 2 ? tensor->stride[1] : 0), (int)result);
+    return MOK_OK;
+}
+
 mok_status mok_device_map(CUtensorMap *out, mok_encode_tiled encode, const void *data, int64_t cols,
                           int64_t rows, int64_t row_stride, int64_t experts, int64_t expert_stride,
                           int32_t box_rows)
 {
     memset(out, 0, sizeof *out);
-    const bool deep = experts > 0;
     if (data == NULL || cols == 0 || rows == 0) {
         return MOK_OK; /* no task names it */
     }
-    const cuuint64_t extent[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)experts};
-    const cuuint64_t stride[2] = {(cuuint64_t)row_stride * 2,
-                                  (cuuint64_t)(experts > 1 ? expert_stride : rows * row_stride) * 2};
-    const cuuint32_t box[3] = {64, (cuuint32_t)box_rows, 1};
-    const cuuint32_t step[3] = {1, 1, 1};
-    void *base = NULL;
-    memcpy(&base, &data, sizeof base);
-    const CUresult result = encode(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, deep ? 3 : 2, base, extent, stride,
-                                   box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    MOK_REQUIRE(result == CUDA_SUCCESS, MOK_ERROR_DEVICE,
-                "tensor map of %lld x %lld x %lld, strides %lld and %lld: driver error %d",
-                (long long)experts, (long long)rows, (long long)cols, (long long)row_stride,
-                (long long)expert_stride, (int)result);
-    return MOK_OK;
+    const mok_device_tensor tensor = {
+        data, {cols, rows, experts, 1}, {row_stride, experts > 1 ? expert_stride : rows * row_stride, 0}, box_rows};
+    return encode_map(out, encode, &tensor, experts > 0 ? 3 : 2);
+}
+
+mok_status mok_device_map_4d(CUtensorMap *out, mok_encode_tiled encode, const mok_device_tensor *tensor)
+{
+    memset(out, 0, sizeof *out);
+    if (tensor->data == NULL || tensor->extent[0] == 0 || tensor->extent[1] == 0 || tensor->extent[2] == 0) {
+        return MOK_OK; /* no task names it */
+    }
+    return encode_map(out, encode, tensor, 4);
 }
 
 /* ---- Self-test ---- */
@@ -149,24 +168,32 @@ static mok_status run_cases(product_cases *cases, unsigned char *device, uint64_
     return compare_cases(cases, seed);
 }
 
+/* The first of 65,536 values that differs from the CPU's function, or 65,536. */
+static uint32_t first_difference(const float *table, float (*function)(float))
+{
+    uint32_t bits = 0;
+    while (bits < 65536 && mok_f32_bits(table[bits]) == mok_f32_bits(function(mok_f32_of_bits(bits << 16)))) {
+        bits++;
+    }
+    return bits;
+}
+
 static mok_status test_silu(float *silu)
 {
     void *arguments[] = {&silu};
     const dim3 blocks = {256, 1, 1};
     const dim3 threads = {256, 1, 1};
-    static const size_t bytes = 65536 * sizeof(float);
+    const size_t bytes = 2 * 65536 * sizeof(float);
     MOK_CUDA_TRY(cudaLaunchKernel(mok_sm90_silu_table_function(), blocks, threads, arguments, 0, NULL));
     float *table = malloc(bytes);
     MOK_REQUIRE(table != NULL, MOK_ERROR_MEMORY, "no memory for the self-test");
     const cudaError_t error = cudaMemcpy(table, silu, bytes, cudaMemcpyDeviceToHost);
-    uint32_t bits = 0;
-    while (bits < 65536 && mok_f32_bits(table[bits]) == mok_f32_bits(mok_silu_f32(mok_f32_of_bits(bits << 16)))) {
-        bits++;
-    }
+    const uint32_t value = first_difference(table, mok_silu_f32);
+    const uint32_t slope = first_difference(table + 65536, mok_dsilu_f32);
     free(table);
     MOK_CUDA_TRY(error);
-    MOK_REQUIRE(bits == 65536, MOK_ERROR_DEVICE, "the device's silu of bf16 %04x differs from the CPU's",
-                bits);
+    MOK_REQUIRE(value == 65536, MOK_ERROR_DEVICE, "the device's silu of bf16 %04x differs from the CPU's", value);
+    MOK_REQUIRE(slope == 65536, MOK_ERROR_DEVICE, "the device's dsilu of bf16 %04x differs from the CPU's", slope);
     return MOK_OK;
 }
 

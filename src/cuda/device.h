@@ -31,8 +31,20 @@ mok_status mok_device_map(CUtensorMap *out, mok_encode_tiled encode, const void 
                           int64_t rows, int64_t row_stride, int64_t experts, int64_t expert_stride,
                           int32_t box_rows);
 
-/* Fills silu [65536] in device memory and compares it, and the product instruction on directed and random
- * cases, with the CPU. limit's silu goes to *silu_limit. Errors: DEVICE (naming the first difference),
+/* bf16 of up to four axes: extent[0] columns, contiguous, then rows, batches, parts; stride[i] elements between
+ * two of axis i + 1. Boxes are 64 columns and box_rows rows, with the 128-byte swizzle. */
+typedef struct mok_device_tensor {
+    const void *data;
+    int64_t extent[4];
+    int64_t stride[3];
+    int32_t box_rows;
+} mok_device_tensor;
+
+/* An empty tensor gives an empty map. */
+mok_status mok_device_map_4d(CUtensorMap *out, mok_encode_tiled encode, const mok_device_tensor *tensor);
+
+/* Fills silu [2, 65536] (values, then slopes) in device memory and compares it, and the product instruction on directed and random
+ * cases, with the CPU. Errors: DEVICE (naming the first difference),
  * MEMORY. */
 mok_status mok_device_self_test(float *silu);
 

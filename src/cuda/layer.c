@@ -10,12 +10,13 @@ _Static_assert(MOK_SM90_MAX_RANKS == MOK_CUDA_MAX_RANKS, "kernel parameters hold
 _Static_assert(MOK_SM90_MAX_EXPERTS == MOK_CUDA_MAX_EXPERTS, "one limit");
 _Static_assert(MOK_SM90_PHASE_SCHEDULE == (int)MOK_PHASE_SCHEDULE, "phases are the library's");
 _Static_assert(MOK_SM90_PHASE_FORWARD == (int)MOK_PHASE_FORWARD, "phases are the library's");
+_Static_assert(MOK_SM90_PHASE_BACKWARD == (int)MOK_PHASE_BACKWARD, "phases are the library's");
 _Static_assert(MOK_SM90_PHASE_FOLD == (int)MOK_PHASE_FOLD, "phases are the library's");
 _Static_assert(MOK_SM90_FAULT_PEER == (int)MOK_ERROR_PEER, "fault states are statuses");
 _Static_assert(MOK_SM90_FAULT_ROUTE == (int)MOK_ERROR_ROUTE, "fault states are statuses");
 _Static_assert(MOK_SM90_FAULT_CAPACITY == (int)MOK_ERROR_CAPACITY, "fault states are statuses");
 _Static_assert(MOK_SM90_FAULT_VALUE == (int)MOK_ERROR_VALUE, "fault states are statuses");
-_Static_assert(sizeof(mok_sm90_forward) <= 32764, "kernel parameters have a limit");
+_Static_assert(sizeof(mok_sm90_pass) <= 32764, "kernel parameters have a limit");
 
 void mok_cuda_config_init(mok_cuda_config *config)
 {
@@ -94,11 +95,11 @@ static mok_status check_device(mok_cuda_layer *layer)
                 layer->cuda.device);
     MOK_TRY(cut_grid(layer, &device));
     MOK_TRY(mok_device_encoder(&layer->encode));
-    const void *functions[4];
-    mok_sm90_schedule_functions(functions);
-    MOK_CUDA_TRY(cudaFuncSetAttribute(mok_sm90_forward_function(),
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      mok_sm90_forward_shared_bytes()));
+    const void *passes[] = {mok_sm90_forward_function(), mok_sm90_backward_function()};
+    for (size_t i = 0; i < sizeof passes / sizeof passes[0]; i++) {
+        MOK_CUDA_TRY(cudaFuncSetAttribute(passes[i], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          mok_sm90_forward_shared_bytes()));
+    }
     return MOK_OK;
 }
 
@@ -126,7 +127,7 @@ static mok_status take_memory(mok_cuda_layer *layer)
         rank->tokens = -1;
         MOK_TRY(mok_cuda_shape_make(&rank->shape, &layer->config, layer->cuda.ranks, r,
                                     layer->blocks_per_rank));
-        MOK_REQUIRE(mok_cuda_layout_make(&rank->layout, &rank->shape), MOK_ERROR_MEMORY,
+        MOK_REQUIRE(mok_cuda_layout_make(&rank->layout, &rank->shape, layer->cuda.forward_only), MOK_ERROR_MEMORY,
                     "rank %d needs more bytes than an address can name", r);
         MOK_CUDA_TRY(cudaMalloc(&memory, rank->layout.bytes));
         rank->memory = memory;
@@ -169,6 +170,7 @@ mok_status mok_cuda_layer_open(mok_cuda_layer **out, const mok_layer_config *con
     layer->config = *config;
     layer->cuda = *cuda;
     layer->silu_limit = mok_silu_f32(config->swiglu_limit);
+    layer->dsilu_limit = mok_dsilu_f32(config->swiglu_limit);
     int previous = 0;
     mok_status status = mok_cuda_enter(layer, &previous);
     if (status == MOK_OK) {

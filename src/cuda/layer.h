@@ -14,12 +14,20 @@ typedef struct mok_cuda_rank {
     int64_t tokens;        /* of the last schedule; -1 before the first */
 } mok_cuda_rank;
 
+/* What the ring holds. */
+typedef enum mok_cuda_progress {
+    MOK_CUDA_NOTHING = 0,
+    MOK_CUDA_SCHEDULED,
+    MOK_CUDA_FORWARDED
+} mok_cuda_progress;
+
 struct mok_cuda_layer {
     mok_layer_config config;
     mok_cuda_config cuda;
     mok_encode_tiled encode;
     int32_t blocks_per_rank, comm_blocks;
-    float silu_limit;
+    float silu_limit, dsilu_limit;
+    mok_cuda_progress progress;
     mok_cuda_common_layout common_layout;
     unsigned char *common;      /* device */
     mok_sm90_fault *fault;      /* host memory that the device writes */
@@ -33,13 +41,36 @@ struct mok_cuda_layer {
 const void *mok_sm90_forward_function(void);
 int mok_sm90_forward_shared_bytes(void);
 void mok_sm90_schedule_functions(const void *functions[4]);
+const void *mok_sm90_backward_function(void);
 const void *mok_sm90_plan_forward_function(void);
+const void *mok_sm90_plan_backward_function(void);
 const void *mok_sm90_check_weights_function(void);
 
 static inline uint32_t *mok_cuda_abort_flag(const mok_cuda_layer *layer)
 {
     return (uint32_t *)(void *)(layer->common + layer->common_layout.abort);
 }
+
+static inline uint16_t *mok_cuda_bf16_at(const mok_cuda_rank *rank, size_t offset)
+{
+    return (uint16_t *)(void *)(rank->memory + offset);
+}
+
+/* Address and rows aligned to 16 bytes: the copy engine and vector accesses need it. Errors: SHAPE. */
+mok_status mok_cuda_check_aligned(const mok_tensor *tensor, const char *name, int32_t rank);
+
+/* x, router weights and weights of one rank, as forward gets them. Errors: ARGUMENT, SHAPE, STATE. */
+mok_status mok_cuda_check_inputs(const mok_cuda_layer *layer, const mok_cuda_rank_io *io, int32_t rank);
+
+/* Everything in a pass's parameters that does not depend on which pass it is. */
+void mok_cuda_fill_pass(mok_sm90_pass *p, mok_cuda_layer *layer, const mok_cuda_rank_io *io);
+
+/* The schedule's parameters of the last build, for kernels that plan. */
+void mok_cuda_fill_plan(mok_sm90_schedule *p, mok_cuda_layer *layer);
+
+/* Cooperative: blocks wait for each other, so all of them must be resident. */
+mok_status mok_cuda_launch_pass(const void *function, mok_sm90_pass *p, cudaStream_t stream);
+mok_status mok_cuda_launch_check(const mok_sm90_pass *pass, int32_t slots, cudaStream_t stream);
 
 /* Makes the layer's device current for a call and gives the caller's back. */
 mok_status mok_cuda_enter(const mok_cuda_layer *layer, int *previous);

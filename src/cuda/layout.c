@@ -11,11 +11,18 @@ static mok_status check_multiple(const char *name, int64_t value)
     return MOK_OK;
 }
 
-/* Tasks of the longest compute list that the capacity allows. */
-static int64_t most_tasks(const mok_shape *shape)
+mok_shape mok_cuda_backward_shape(const mok_shape *shape)
+{
+    mok_shape wide = *shape;
+    wide.inner_cols = 256;
+    return wide;
+}
+
+/* Tasks of a pass's longest compute list that the capacity allows. */
+static int64_t most_tasks(mok_pass pass, const mok_shape *shape)
 {
     mok_plan plan =
-        mok_plan_make(MOK_PASS_FORWARD, shape, shape->capacity_blocks, shape->max_tokens, 0);
+        mok_plan_make(pass, shape, shape->capacity_blocks, shape->max_tokens, MOK_CUDA_MAX_LANES);
     plan.list_comm = false;
     plan.fused_combine = true;
     return mok_task_count(&plan);
@@ -30,7 +37,7 @@ mok_status mok_cuda_shape_make(mok_shape *out, const mok_layer_config *config, i
     MOK_TRY(check_multiple("shared_intermediate", config->shared_intermediate));
     out->inner_cols = 128;
     out->hidden_cols = 256;
-    MOK_REQUIRE(MOK_COUNTERS * mok_counter_blocks(out) <= INT32_MAX && most_tasks(out) <= INT32_MAX &&
+    MOK_REQUIRE(MOK_COUNTERS * mok_counter_blocks(out) <= INT32_MAX && most_tasks(MOK_PASS_FORWARD, out) <= INT32_MAX &&
                     out->capacity_blocks <= INT32_MAX / MOK_ROW_BLOCK,
                 MOK_ERROR_SHAPE, "rank %d: %lld rows are more than the device can number", rank,
                 (long long)out->capacity_blocks * MOK_ROW_BLOCK);
@@ -53,8 +60,10 @@ static size_t add_words(mok_extent *extent, int64_t count)
     return mok_extent_add(extent, mok_round_up(count * (int64_t)sizeof(uint32_t), LINE), 1, 1, 1);
 }
 
-bool mok_cuda_layout_make(mok_cuda_layout *out, const mok_shape *shape)
+bool mok_cuda_layout_make(mok_cuda_layout *out, const mok_shape *shape, bool forward_only)
 {
+    const mok_shape wide = mok_cuda_backward_shape(shape);
+    const int64_t trains = forward_only ? 0 : 1;
     const int64_t ring = shape->macro_blocks * MOK_ROW_BLOCK;
     const int64_t tokens = shape->max_tokens;
     const int64_t shared_tokens = shape->shared_inner > 0 ? tokens : 0;
@@ -65,6 +74,11 @@ bool mok_cuda_layout_make(mok_cuda_layout *out, const mok_shape *shape)
     out->shared_gu = mok_extent_add(&extent, 2, shared_tokens, shape->shared_inner, BF16);
     out->shared_h = mok_extent_add(&extent, shared_tokens, shape->shared_inner, 1, BF16);
     out->shared_y = mok_extent_add(&extent, shared_tokens, shape->hidden, 1, BF16);
+    out->ring_dy = mok_extent_add(&extent, trains * ring, shape->hidden, 1, BF16);
+    out->ring_d = mok_extent_add(&extent, trains * 3, ring, shape->inner, BF16);
+    out->shared_d = mok_extent_add(&extent, trains * 3, shared_tokens, shape->shared_inner, BF16);
+    out->router_part = mok_extent_add(&extent, trains * ring, mok_ceil_div(shape->inner, MOK_ROUTER_CHUNK), 1,
+                                      sizeof(float));
     out->slots = mok_extent_add(&extent, tokens, shape->slots, shape->hidden, BF16);
     out->routes = mok_extent_add(&extent, tokens, shape->slots, 1, sizeof(int32_t));
     out->peer_rank = mok_extent_add(&extent, shape->capacity_blocks, MOK_ROW_BLOCK, 1, sizeof(int32_t));
@@ -72,11 +86,13 @@ bool mok_cuda_layout_make(mok_cuda_layout *out, const mok_shape *shape)
     out->block_expert = mok_extent_add(&extent, shape->capacity_blocks, 1, 1, sizeof(int32_t));
     out->segment_begin = mok_extent_add(&extent, shape->expert_count + 1, 1, 1, sizeof(int64_t));
     out->segment_count = mok_extent_add(&extent, shape->expert_count, 1, 1, sizeof(int64_t));
-    out->compute = mok_extent_add(&extent, most_tasks(shape), 1, 1, sizeof(mok_sm90_task));
+    out->forward = mok_extent_add(&extent, most_tasks(MOK_PASS_FORWARD, shape), 1, 1, sizeof(mok_sm90_task));
+    out->backward =
+        mok_extent_add(&extent, trains * most_tasks(MOK_PASS_BACKWARD, &wide), 1, 1, sizeof(mok_sm90_task));
     out->comm = mok_extent_add(&extent, shape->capacity_blocks, 1, 1, sizeof(mok_sm90_task));
     out->words = mok_extent_add(&extent, LINE, 1, 1, 1);
     out->row_count = add_words(&extent, 2);
-    out->list_count = add_words(&extent, 2);
+    out->list_count = add_words(&extent, 3);
     out->counters = add_words(&extent, MOK_COUNTERS * mok_counter_blocks(shape));
     out->next_compute = add_words(&extent, 1);
     out->done = add_words(&extent, 1);
@@ -99,7 +115,7 @@ bool mok_cuda_common_layout_make(mok_cuda_common_layout *out, const mok_shape *s
     out->chunk_count = mok_extent_add(&extent, shape->experts, chunks, 1, sizeof(uint32_t));
     out->total = mok_extent_add(&extent, shape->experts, 1, 1, sizeof(uint32_t));
     out->abort = mok_extent_add(&extent, LINE, 1, 1, 1);
-    out->silu = mok_extent_add(&extent, 65536, 1, 1, sizeof(float));
+    out->silu = mok_extent_add(&extent, 2, 65536, 1, sizeof(float));
     out->bytes = extent.bytes;
     return !extent.overflow;
 }

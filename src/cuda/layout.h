@@ -14,15 +14,19 @@ typedef struct mok_cuda_layout {
     size_t ring_h;                             /* [ring, I] bf16 */
     size_t shared_gu;                          /* [2, max_tokens, I_s] bf16 */
     size_t shared_h;                           /* [max_tokens, I_s] bf16 */
-    size_t shared_y;                           /* [max_tokens, H] bf16 */
+    size_t shared_y;                           /* [max_tokens, H] bf16: y, then dx */
+    size_t ring_dy;                            /* [ring, H] bf16 */
+    size_t ring_d;                             /* [3, ring, I] bf16: dg, du, hw */
+    size_t shared_d;                           /* [3, max_tokens, I_s] bf16 */
+    size_t router_part;                        /* [ring, ceil(I / 128)] f32 */
     size_t slots;                              /* [max_tokens * K, H] bf16 */
     size_t routes;                             /* [max_tokens * K] i32 */
     size_t peer_rank, peer_slot, block_expert; /* the schedule, as in plan/layout.h */
     size_t segment_begin, segment_count;
-    size_t compute, comm; /* lists of mok_sm90_task */
+    size_t forward, backward, comm; /* lists of mok_sm90_task */
     size_t words; /* all that follows is zero when the layer is opened */
     size_t row_count;
-    size_t list_count; /* [2] i32 */
+    size_t list_count; /* [3] i32 */
     size_t counters; /* [MOK_COUNTERS * counter_blocks] u32 */
     size_t next_compute, done, left, epoch;
     size_t slot; /* [ranks] u32 */
@@ -34,15 +38,20 @@ typedef struct mok_cuda_layout {
 mok_status mok_cuda_shape_make(mok_shape *out, const mok_layer_config *config, int32_t ranks, int32_t rank,
                                int32_t blocks);
 
-/* False when the sum passes SIZE_MAX. */
-bool mok_cuda_layout_make(mok_cuda_layout *out, const mok_shape *shape);
+#define MOK_CUDA_MAX_LANES 64 /* token lanes of a rank in backward */
+
+/* Tiles of backward are as wide as the product: 256 columns. */
+mok_shape mok_cuda_backward_shape(const mok_shape *shape);
+
+/* What only backward needs is left out with forward_only. False when the sum passes SIZE_MAX. */
+bool mok_cuda_layout_make(mok_cuda_layout *out, const mok_shape *shape, bool forward_only);
 
 /* What all ranks share: chunk counts of the schedule, abort flag, the table of silu. */
 typedef struct mok_cuda_common_layout {
     size_t chunk_count; /* [E, chunks] u32 */
     size_t total;       /* [E] u32 */
     size_t abort;       /* u32 */
-    size_t silu;        /* [65536] f32 */
+    size_t silu;        /* [2, 65536] f32: silu by bf16 bits, then its slope */
     size_t bytes;
 } mok_cuda_common_layout;
 

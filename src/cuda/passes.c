@@ -35,19 +35,19 @@ static mok_status check_routes(const mok_cuda_layer *layer, const mok_tensor *ro
 
 static mok_sm90_list list_of(const mok_cuda_rank *rank)
 {
-    const mok_sm90_list list = {(mok_sm90_task *)(void *)(rank->memory + rank->layout.compute),
+    const mok_sm90_list list = {(mok_sm90_task *)(void *)(rank->memory + rank->layout.forward),
+                                (mok_sm90_task *)(void *)(rank->memory + rank->layout.backward),
                                 (mok_sm90_task *)(void *)(rank->memory + rank->layout.comm),
                                 (int32_t *)(void *)(rank->memory + rank->layout.list_count)};
     return list;
 }
 
-static void fill_schedule(mok_sm90_schedule *p, mok_cuda_layer *layer, const mok_tensor *routes)
+void mok_cuda_fill_plan(mok_sm90_schedule *p, mok_cuda_layer *layer)
 {
     memset(p, 0, sizeof *p);
     p->ranks = layer->cuda.ranks;
     p->experts = (int32_t)layer->config.experts;
     p->slots = (int32_t)layer->config.slots;
-    p->wide = routes[0].dtype == MOK_DTYPE_I64 ? 1 : 0;
     p->chunk_count = (uint32_t *)(void *)(layer->common + layer->common_layout.chunk_count);
     p->total = (uint32_t *)(void *)(layer->common + layer->common_layout.total);
     p->abort = mok_cuda_abort_flag(layer);
@@ -57,9 +57,7 @@ static void fill_schedule(mok_sm90_schedule *p, mok_cuda_layer *layer, const mok
         const mok_cuda_layout *at = &rank->layout;
         mok_sm90_schedule_rank *to = &p->rank[r];
         to->shape = rank->shape;
-        to->routes = routes[r].data;
-        to->routes_stride = routes[r].stride[0];
-        to->tokens = routes[r].shape[0];
+        to->tokens = rank->tokens;
         to->routes_out = (int32_t *)(void *)(rank->memory + at->routes);
         to->peer_rank = (int32_t *)(void *)(rank->memory + at->peer_rank);
         to->peer_slot = (int32_t *)(void *)(rank->memory + at->peer_slot);
@@ -68,6 +66,18 @@ static void fill_schedule(mok_sm90_schedule *p, mok_cuda_layer *layer, const mok
         to->segment_count = (int64_t *)(void *)(rank->memory + at->segment_count);
         to->row_count = (int64_t *)(void *)(rank->memory + at->row_count);
         to->list = list_of(rank);
+    }
+}
+
+static void fill_schedule(mok_sm90_schedule *p, mok_cuda_layer *layer, const mok_tensor *routes)
+{
+    mok_cuda_fill_plan(p, layer);
+    p->wide = routes[0].dtype == MOK_DTYPE_I64 ? 1 : 0;
+    for (int32_t r = 0; r < p->ranks; r++) {
+        mok_sm90_schedule_rank *to = &p->rank[r];
+        to->routes = routes[r].data;
+        to->routes_stride = routes[r].stride[0];
+        to->tokens = routes[r].shape[0];
         p->chunk_begin[r + 1] =
             p->chunk_begin[r] + (int32_t)mok_cuda_chunks_of(to->tokens, layer->config.slots);
     }
@@ -110,13 +120,14 @@ mok_status mok_cuda_schedule_build(mok_cuda_layer *layer, const mok_tensor *rout
     for (int32_t r = 0; r < layer->cuda.ranks; r++) {
         layer->rank[r].tokens = status == MOK_OK ? p.rank[r].tokens : -1;
     }
+    layer->progress = status == MOK_OK ? MOK_CUDA_SCHEDULED : MOK_CUDA_NOTHING;
     return status;
 }
 
 /* ---- Forward ---- */
 
 /* The copy engine and 16-byte accesses need more than element alignment. */
-static mok_status check_aligned(const mok_tensor *tensor, const char *name, int32_t rank)
+mok_status mok_cuda_check_aligned(const mok_tensor *tensor, const char *name, int32_t rank)
 {
     bool aligned = (uintptr_t)tensor->data % 16 == 0;
     for (int32_t axis = 0; axis + 1 < tensor->rank; axis++) {
@@ -130,44 +141,50 @@ static mok_status check_aligned(const mok_tensor *tensor, const char *name, int3
 static mok_status check_weights(const mok_shape *shape, const mok_weights_view *weights, int32_t rank)
 {
     MOK_TRY(mok_weights_check(shape, weights));
-    MOK_TRY(check_aligned(&weights->gate, "weights.gate", rank));
-    MOK_TRY(check_aligned(&weights->up, "weights.up", rank));
-    MOK_TRY(check_aligned(&weights->down, "weights.down", rank));
+    MOK_TRY(mok_cuda_check_aligned(&weights->gate, "weights.gate", rank));
+    MOK_TRY(mok_cuda_check_aligned(&weights->up, "weights.up", rank));
+    MOK_TRY(mok_cuda_check_aligned(&weights->down, "weights.down", rank));
     if (shape->shared_inner > 0) {
-        MOK_TRY(check_aligned(&weights->shared_gate, "weights.shared_gate", rank));
-        MOK_TRY(check_aligned(&weights->shared_up, "weights.shared_up", rank));
-        MOK_TRY(check_aligned(&weights->shared_down, "weights.shared_down", rank));
+        MOK_TRY(mok_cuda_check_aligned(&weights->shared_gate, "weights.shared_gate", rank));
+        MOK_TRY(mok_cuda_check_aligned(&weights->shared_up, "weights.shared_up", rank));
+        MOK_TRY(mok_cuda_check_aligned(&weights->shared_down, "weights.shared_down", rank));
     }
     return MOK_OK;
 }
 
-static mok_status check_io(const mok_cuda_layer *layer, const mok_cuda_rank_io *io, int32_t r)
+mok_status mok_cuda_check_inputs(const mok_cuda_layer *layer, const mok_cuda_rank_io *io, int32_t r)
 {
     const mok_cuda_rank *rank = &layer->rank[r];
     const mok_shape *shape = &rank->shape;
     MOK_REQUIRE(rank->tokens >= 0, MOK_ERROR_STATE, "no schedule was built");
     const mok_wanted rows = {"x", MOK_DTYPE_BF16, 0, 2, {rank->tokens, shape->hidden, 0}, false};
-    const mok_wanted out = {"out", MOK_DTYPE_BF16, 0, 2, {rank->tokens, shape->hidden, 0}, false};
     const mok_wanted weights = {"router_weights", MOK_DTYPE_F32, 0, 2, {rank->tokens, shape->slots, 0}, false};
     MOK_TRY(mok_check_tensor(&io->x, &rows));
-    MOK_TRY(mok_check_tensor(&io->out, &out));
     MOK_TRY(mok_check_tensor(&io->router_weights, &weights));
-    MOK_TRY(check_aligned(&io->x, "x", r));
-    MOK_TRY(check_aligned(&io->out, "out", r));
-    MOK_TRY(check_weights(shape, &io->weights, r));
+    MOK_TRY(mok_cuda_check_aligned(&io->x, "x", r));
+    return check_weights(shape, &io->weights, r);
+}
+
+static mok_status check_io(const mok_cuda_layer *layer, const mok_cuda_rank_io *io, int32_t r)
+{
+    const mok_shape *shape = &layer->rank[r].shape;
+    MOK_TRY(mok_cuda_check_inputs(layer, io, r));
+    const mok_wanted out = {"out", MOK_DTYPE_BF16, 0, 2, {layer->rank[r].tokens, shape->hidden, 0}, false};
+    MOK_TRY(mok_check_tensor(&io->out, &out));
+    MOK_TRY(mok_cuda_check_aligned(&io->out, "out", r));
     const mok_weights_view *w = &io->weights;
     const mok_named_tensor tensors[] = {
-        {"out", &io->out, true},       {"x", &io->x, false},       {"router_weights", &io->router_weights, false},
-        {"weights.gate", &w->gate, false}, {"weights.up", &w->up, false}, {"weights.down", &w->down, false},
-        {"weights.shared_gate", &w->shared_gate, false}, {"weights.shared_up", &w->shared_up, false},
+        {"out", &io->out, true},
+        {"x", &io->x, false},
+        {"router_weights", &io->router_weights, false},
+        {"weights.gate", &w->gate, false},
+        {"weights.up", &w->up, false},
+        {"weights.down", &w->down, false},
+        {"weights.shared_gate", &w->shared_gate, false},
+        {"weights.shared_up", &w->shared_up, false},
         {"weights.shared_down", &w->shared_down, false},
     };
     return mok_check_overlap(tensors, shape->shared_inner > 0 ? 9 : 6);
-}
-
-static uint16_t *bf16_at(const mok_cuda_rank *rank, size_t offset)
-{
-    return (uint16_t *)(void *)(rank->memory + offset);
 }
 
 static uint32_t *word_at(const mok_cuda_rank *rank, size_t offset)
@@ -186,18 +203,17 @@ static void fill_rank(mok_sm90_rank *to, const mok_cuda_rank *rank, const mok_cu
     to->segment_begin = (const int64_t *)(const void *)(rank->memory + at->segment_begin);
     to->segment_count = (const int64_t *)(const void *)(rank->memory + at->segment_count);
     to->row_count = (const int64_t *)(const void *)(rank->memory + at->row_count);
-    to->x = io->x.data;
-    to->x_stride = io->x.stride[0];
     to->router_weights = io->router_weights.data;
     to->router_stride = io->router_weights.stride[0];
     to->routes = (const int32_t *)(const void *)(rank->memory + at->routes);
-    to->out = io->out.data;
-    to->out_stride = io->out.stride[0];
-    to->ring_x = bf16_at(rank, at->ring_x);
-    to->ring_h = bf16_at(rank, at->ring_h);
-    to->shared_h = bf16_at(rank, at->shared_h);
-    to->shared_y = bf16_at(rank, at->shared_y);
-    to->slots = bf16_at(rank, at->slots);
+    to->ring_h = mok_cuda_bf16_at(rank, at->ring_h);
+    to->shared_h = mok_cuda_bf16_at(rank, at->shared_h);
+    to->shared_y = mok_cuda_bf16_at(rank, at->shared_y);
+    to->ring_gu = mok_cuda_bf16_at(rank, at->ring_gu);
+    to->shared_gu = mok_cuda_bf16_at(rank, at->shared_gu);
+    to->ring_rows = rank->shape.macro_blocks * MOK_ROW_BLOCK;
+    to->shared_rows = rank->shape.max_tokens;
+    to->slots = mok_cuda_bf16_at(rank, at->slots);
     to->list = list_of(rank);
     to->counters = word_at(rank, at->counters);
     to->next_compute = word_at(rank, at->next_compute);
@@ -216,7 +232,7 @@ static mok_status map_weights(CUtensorMap *out, mok_encode_tiled encode, const m
                           deep ? tensor->stride[0] : 0, box_rows);
 }
 
-static mok_status fill_maps(CUtensorMap map[MOK_MAPS], mok_encode_tiled encode, const mok_cuda_rank *rank,
+static mok_status fill_maps(CUtensorMap map[MOK_SM90_MAPS], mok_encode_tiled encode, const mok_cuda_rank *rank,
                             const mok_cuda_rank_io *io)
 {
     const mok_shape *shape = &rank->shape;
@@ -225,9 +241,9 @@ static mok_status fill_maps(CUtensorMap map[MOK_MAPS], mok_encode_tiled encode, 
     const int64_t ring = shape->macro_blocks * MOK_ROW_BLOCK;
     const int64_t h = shape->hidden;
     const int64_t i = shape->inner;
-    MOK_TRY(mok_device_map(&map[MOK_MAP_X], encode, bf16_at(rank, at->ring_x), h, ring, h, 0, 0, 128));
-    MOK_TRY(mok_device_map(&map[MOK_MAP_H], encode, bf16_at(rank, at->ring_h), i, ring, i, 0, 0, 128));
-    MOK_TRY(mok_device_map(&map[MOK_MAP_GU], encode, bf16_at(rank, at->ring_gu), i, ring, i, 2, ring * i, 128));
+    MOK_TRY(mok_device_map(&map[MOK_MAP_X], encode, mok_cuda_bf16_at(rank, at->ring_x), h, ring, h, 0, 0, 128));
+    MOK_TRY(mok_device_map(&map[MOK_MAP_H], encode, mok_cuda_bf16_at(rank, at->ring_h), i, ring, i, 0, 0, 128));
+    MOK_TRY(mok_device_map(&map[MOK_MAP_GU], encode, mok_cuda_bf16_at(rank, at->ring_gu), i, ring, i, 2, ring * i, 128));
     MOK_TRY(map_weights(&map[MOK_MAP_GATE], encode, &weights->gate, 128));
     MOK_TRY(map_weights(&map[MOK_MAP_UP], encode, &weights->up, 128));
     MOK_TRY(map_weights(&map[MOK_MAP_DOWN], encode, &weights->down, 256));
@@ -236,18 +252,19 @@ static mok_status fill_maps(CUtensorMap map[MOK_MAPS], mok_encode_tiled encode, 
     }
     MOK_TRY(mok_device_map(&map[MOK_MAP_SHARED_X], encode, io->x.data, h, rank->tokens, io->x.stride[0], 0, 0,
                            128));
-    MOK_TRY(mok_device_map(&map[MOK_MAP_SHARED_H], encode, bf16_at(rank, at->shared_h), shape->shared_inner,
+    MOK_TRY(mok_device_map(&map[MOK_MAP_SHARED_H], encode, mok_cuda_bf16_at(rank, at->shared_h), shape->shared_inner,
                            shape->max_tokens, shape->shared_inner, 0, 0, 128));
     const int64_t shared = shape->shared_inner;
-    MOK_TRY(mok_device_map(&map[MOK_MAP_SHARED_GU], encode, bf16_at(rank, at->shared_gu), shared,
+    MOK_TRY(mok_device_map(&map[MOK_MAP_SHARED_GU], encode, mok_cuda_bf16_at(rank, at->shared_gu), shared,
                            shape->max_tokens, shared, 2, shape->max_tokens * shared, 128));
     MOK_TRY(map_weights(&map[MOK_MAP_SHARED_GATE], encode, &weights->shared_gate, 128));
     MOK_TRY(map_weights(&map[MOK_MAP_SHARED_UP], encode, &weights->shared_up, 128));
     return map_weights(&map[MOK_MAP_SHARED_DOWN], encode, &weights->shared_down, 256);
 }
 
-static mok_status fill_forward(mok_sm90_forward *p, mok_cuda_layer *layer, const mok_cuda_rank_io *io)
+void mok_cuda_fill_pass(mok_sm90_pass *p, mok_cuda_layer *layer, const mok_cuda_rank_io *io)
 {
+    const float *silu = (const float *)(const void *)(layer->common + layer->common_layout.silu);
     memset(p, 0, sizeof *p);
     p->ranks = layer->cuda.ranks;
     p->blocks_per_rank = layer->blocks_per_rank;
@@ -256,7 +273,9 @@ static mok_status fill_forward(mok_sm90_forward *p, mok_cuda_layer *layer, const
     p->clamped = layer->config.activation == MOK_ACTIVATION_SWIGLU_CLAMPED ? 1 : 0;
     p->limit = layer->config.swiglu_limit;
     p->silu_limit = layer->silu_limit;
-    p->silu = (const float *)(const void *)(layer->common + layer->common_layout.silu);
+    p->dsilu_limit = layer->dsilu_limit;
+    p->silu = silu;
+    p->dsilu = silu + 65536;
     p->timeout_ns = (uint64_t)layer->cuda.timeout_ms * 1000000u;
     p->abort = mok_cuda_abort_flag(layer);
     p->fault = device_fault(layer);
@@ -265,33 +284,46 @@ static mok_status fill_forward(mok_sm90_forward *p, mok_cuda_layer *layer, const
     p->trace_events = layer->cuda.trace_events;
     for (int32_t r = 0; r < p->ranks; r++) {
         fill_rank(&p->rank[r], &layer->rank[r], &io[r]);
+    }
+}
+
+static mok_status fill_forward(mok_sm90_pass *p, mok_cuda_layer *layer, const mok_cuda_rank_io *io)
+{
+    mok_cuda_fill_pass(p, layer, io);
+    p->phase = MOK_SM90_PHASE_FORWARD;
+    for (int32_t r = 0; r < p->ranks; r++) {
+        mok_sm90_rank *to = &p->rank[r];
+        to->send = io[r].x.data;
+        to->send_stride = io[r].x.stride[0];
+        to->ring_in = mok_cuda_bf16_at(&layer->rank[r], layer->rank[r].layout.ring_x);
+        to->out = io[r].out.data;
+        to->out_stride = io[r].out.stride[0];
         MOK_TRY(fill_maps(p->map[r], layer->encode, &layer->rank[r], &io[r]));
     }
     return MOK_OK;
 }
 
-static mok_status launch_check(const mok_sm90_forward *forward, int32_t slots, cudaStream_t stream)
+mok_status mok_cuda_launch_check(const mok_sm90_pass *pass, int32_t slots, cudaStream_t stream)
 {
     mok_sm90_check p;
     memset(&p, 0, sizeof p);
     p.slots = slots;
-    p.abort = forward->abort;
-    p.fault = forward->fault;
-    for (int32_t r = 0; r < forward->ranks; r++) {
-        p.rank[r].tokens = forward->rank[r].tokens;
-        p.rank[r].routes = forward->rank[r].routes;
-        p.rank[r].router_weights = forward->rank[r].router_weights;
-        p.rank[r].router_stride = forward->rank[r].router_stride;
+    p.abort = pass->abort;
+    p.fault = pass->fault;
+    for (int32_t r = 0; r < pass->ranks; r++) {
+        p.rank[r].tokens = pass->rank[r].tokens;
+        p.rank[r].routes = pass->rank[r].routes;
+        p.rank[r].router_weights = pass->rank[r].router_weights;
+        p.rank[r].router_stride = pass->rank[r].router_stride;
     }
     void *arguments[] = {&p};
-    const dim3 blocks = {16, (unsigned)forward->ranks, 1};
+    const dim3 blocks = {16, (unsigned)pass->ranks, 1};
     const dim3 threads = {256, 1, 1};
     MOK_CUDA_TRY(cudaLaunchKernel(mok_sm90_check_weights_function(), blocks, threads, arguments, 0, stream));
     return MOK_OK;
 }
 
-/* Cooperative: blocks wait for each other, so all of them must be resident. */
-static mok_status launch_forward(mok_sm90_forward *p, cudaStream_t stream)
+mok_status mok_cuda_launch_pass(const void *function, mok_sm90_pass *p, cudaStream_t stream)
 {
     cudaLaunchAttribute cooperative;
     memset(&cooperative, 0, sizeof cooperative);
@@ -308,16 +340,18 @@ static mok_status launch_forward(mok_sm90_forward *p, cudaStream_t stream)
     launch.attrs = &cooperative;
     launch.numAttrs = 1;
     void *arguments[] = {p};
-    MOK_CUDA_TRY(cudaLaunchKernelExC(&launch, mok_sm90_forward_function(), arguments));
+    MOK_CUDA_TRY(cudaLaunchKernelExC(&launch, function, arguments));
     return MOK_OK;
 }
 
 static mok_status forward_on_device(mok_cuda_layer *layer, const mok_cuda_rank_io *io, cudaStream_t stream)
 {
-    mok_sm90_forward p;
+    mok_sm90_pass p;
     MOK_TRY(fill_forward(&p, layer, io));
-    MOK_TRY(launch_check(&p, (int32_t)layer->config.slots, stream));
-    return launch_forward(&p, stream);
+    MOK_TRY(mok_cuda_launch_check(&p, (int32_t)layer->config.slots, stream));
+    MOK_TRY(mok_cuda_launch_pass(mok_sm90_forward_function(), &p, stream));
+    layer->progress = MOK_CUDA_FORWARDED;
+    return MOK_OK;
 }
 
 mok_status mok_cuda_forward(mok_cuda_layer *layer, const mok_cuda_rank_io *io, void *stream)
@@ -381,6 +415,7 @@ mok_status mok_cuda_fault_clear(mok_cuda_layer *layer)
         error = cudaMemset(mok_cuda_abort_flag(layer), 0, sizeof(uint32_t));
     }
     memset(layer->fault, 0, sizeof *layer->fault);
+    layer->progress = MOK_CUDA_NOTHING;
     for (int32_t r = 0; r < layer->cuda.ranks; r++) {
         layer->rank[r].tokens = -1;
     }

@@ -51,7 +51,7 @@ mok_status mok_weights_check(const mok_shape *shape, const mok_weights_view *wei
     return MOK_OK;
 }
 
-static mok_status check_gradients(const mok_shape *shape, const mok_gradients *gradients, int64_t tokens)
+mok_status mok_gradients_check(const mok_shape *shape, const mok_gradients *gradients, int64_t tokens)
 {
     MOK_REQUIRE(gradients != NULL, MOK_ERROR_ARGUMENT, "gradients is NULL");
     MOK_REQUIRE(gradients->struct_bytes == sizeof *gradients, MOK_ERROR_ARGUMENT,
@@ -173,7 +173,7 @@ mok_status mok_arguments_check(const mok_arguments *arguments, bool backward)
     }
     if (backward) {
         MOK_TRY(check_matrix(arguments->dy, "dy", MOK_DTYPE_BF16, 0, tokens, shape->hidden, 0));
-        MOK_TRY(check_gradients(shape, arguments->gradients, tokens));
+        MOK_TRY(mok_gradients_check(shape, arguments->gradients, tokens));
     }
     return check_overlaps(arguments);
 }

@@ -32,4 +32,7 @@ mok_status mok_check_overlap(const mok_named_tensor *tensors, int count);
 /* Struct, dtypes, shapes and strides of a rank's weights. Errors: ARGUMENT, SHAPE, UNSUPPORTED. */
 mok_status mok_weights_check(const mok_shape *shape, const mok_weights_view *weights);
 
+/* The same of where backward puts its results. Errors: as above. */
+mok_status mok_gradients_check(const mok_shape *shape, const mok_gradients *gradients, int64_t tokens);
+
 #endif

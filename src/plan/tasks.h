@@ -250,6 +250,11 @@ static inline MOK_HD mok_plan mok_plan_make(mok_pass pass, const mok_shape *shap
     return plan;
 }
 
+static inline MOK_HD int64_t mok_if(bool condition, int64_t count)
+{
+    return condition ? count : 0;
+}
+
 /* ---- What each kind waits for and raises --------------------------------------------------------------- */
 
 static inline MOK_HD void mok_task_wait(mok_task *task, int64_t idx, int64_t value)
@@ -309,7 +314,7 @@ static inline MOK_HD void mok_task_link_forward(const mok_plan *plan, mok_task *
 /* Tasks of macrobatch m that must be done before its ring may be filled again. */
 static inline MOK_HD int64_t mok_macro_retire_count(const mok_plan *plan, int64_t macro)
 {
-    return mok_macro_size(plan, macro) * (plan->hidden_tiles + 1) +
+    return mok_macro_size(plan, macro) * (plan->hidden_tiles + mok_if(!plan->fused_combine, 1)) +
            plan->shape->expert_count * plan->wgrad_tiles;
 }
 
@@ -408,11 +413,6 @@ static inline MOK_HD bool mok_take_wgrad(mok_task *task, int64_t *idx, mok_task_
     task->expert = *idx / tiles_each;
     task->tile = within - matrix * gate_tiles;
     return true;
-}
-
-static inline MOK_HD int64_t mok_if(bool condition, int64_t count)
-{
-    return condition ? count : 0;
 }
 
 /* Tasks before stage s of a forward or recompute walk. */

@@ -21,4 +21,7 @@ void gpu_case_open(problem *p, const gpu_case *shape, uint64_t seed);
 /* y of the CPU library in class tc16; the caller frees. */
 uint16_t *gpu_case_expected(const problem *p);
 
+/* All results of the CPU library; the caller closes. */
+void gpu_case_expected_all(const problem *p, result *out);
+
 #endif

@@ -18,6 +18,7 @@ void gpu_count(gpu_check *check, bool equal, const char *format, ...)
 
 void check_schedule(gpu_check *check);   /* the device's tables are the CPU's */
 void check_forward(gpu_check *check);    /* y is the CPU library's, byte for byte */
+void check_backward(gpu_check *check);   /* every gradient is the CPU library's, byte for byte */
 void check_invariance(gpu_check *check); /* ranks, blocks, chunks, addresses, repeats: one result */
 void check_graph(gpu_check *check);      /* replays with changed inputs */
 void check_faults(gpu_check *check);     /* bad input and absent ranks end in a status, nothing written */

@@ -18,7 +18,7 @@ void cuda_must(cudaError_t error, const char *what)
 
 device_config device_config_default(void)
 {
-    const device_config config = {1, 0, 20000, -1, 0, 0, 0, NULL, false};
+    const device_config config = {1, 0, 20000, -1, 0, 0, 0, NULL, false, false, true, MOK_GRAD_STORE, false};
     return config;
 }
 
@@ -62,8 +62,25 @@ static bool guards_hold(const unsigned char *memory, size_t bytes)
     return true;
 }
 
+/* Lanes of a rank, and the first of them. Without by_lanes a rank is one lane. */
+static int64_t lanes_of(const device_problem *d, int32_t rank, int64_t *begin)
+{
+    int64_t count = 1;
+    *begin = rank;
+    if (d->config.by_lanes) {
+        (void)mok_expert_range(d->p->lanes, d->config.ranks, rank, begin, &count);
+    }
+    return count;
+}
+
 static int64_t tokens_of(const device_problem *d, int32_t rank, int64_t *begin)
 {
+    if (d->config.by_lanes) {
+        const int64_t count = lanes_of(d, rank, begin);
+        const int64_t each = d->p->tokens / d->p->lanes;
+        *begin *= each;
+        return count * each;
+    }
     int64_t count = 0;
     *begin = 0;
     for (int32_t r = 0; r <= rank; r++) {
@@ -111,6 +128,70 @@ static void make_views(device_problem *d)
     }
 }
 
+static size_t gradient_bytes(const device_problem *d)
+{
+    return d->config.bf16_gradients ? sizeof(uint16_t) : sizeof(float);
+}
+
+static void make_gradient_views(device_problem *d)
+{
+    const problem *p = d->p;
+    const int64_t h = p->hidden;
+    const int64_t matrix = p->inner * h;
+    const int64_t shared = p->shared_inner * h;
+    const mok_dtype dtype = d->config.bf16_gradients ? MOK_DTYPE_BF16 : MOK_DTYPE_F32;
+    const size_t element = gradient_bytes(d);
+    for (int32_t r = 0; r < d->config.ranks; r++) {
+        int64_t begin = 0;
+        int64_t expert = 0;
+        int64_t e = 0;
+        int64_t lane = 0;
+        const int64_t t = tokens_of(d, r, &begin);
+        const int64_t lanes = t > 0 ? lanes_of(d, r, &lane) : 0;
+        (void)mok_expert_range(p->experts, d->config.ranks, r, &expert, &e);
+        mok_cuda_rank_gradients *back = &d->back[r];
+        mok_gradients *g = &back->gradients;
+        const size_t first = (size_t)(expert * matrix) * element;
+        const size_t at = (size_t)(lane * shared) * sizeof(float);
+        memset(back, 0, sizeof *back);
+        mok_gradients_init(g);
+        back->dy = mok_tensor_2d(d->dy + begin * h * 2, MOK_DTYPE_BF16, t, h);
+        g->mode = d->config.mode;
+        g->dx = mok_tensor_2d(d->dx + begin * h * 2, MOK_DTYPE_BF16, t, h);
+        g->d_router_weights = mok_tensor_2d(d->d_router + begin * p->slots * 4, MOK_DTYPE_F32, t, p->slots);
+        g->gate = mok_tensor_3d(d->d_gate + first, dtype, e, p->inner, h);
+        g->up = mok_tensor_3d(d->d_up + first, dtype, e, p->inner, h);
+        g->down = mok_tensor_3d(d->d_down + first, dtype, e, h, p->inner);
+        g->shared_lanes = lanes;
+        g->shared_gate = mok_tensor_3d(d->d_shared[0] + at, MOK_DTYPE_F32, lanes, p->shared_inner, h);
+        g->shared_up = mok_tensor_3d(d->d_shared[1] + at, MOK_DTYPE_F32, lanes, p->shared_inner, h);
+        g->shared_down = mok_tensor_3d(d->d_shared[2] + at, MOK_DTYPE_F32, lanes, h, p->shared_inner);
+    }
+}
+
+/* Sizes of the gradients' buffers, in the order of gradient_list. */
+#define GRADIENTS 8
+
+static void gradient_list(device_problem *d, unsigned char **slots[GRADIENTS], size_t bytes[GRADIENTS])
+{
+    const problem *p = d->p;
+    const size_t matrix = (size_t)(p->experts * p->inner * p->hidden) * gradient_bytes(d);
+    const int64_t lanes = d->config.by_lanes ? p->lanes : d->config.ranks;
+    const size_t shared = (size_t)(lanes * p->shared_inner * p->hidden) * sizeof(float);
+    unsigned char **const all[GRADIENTS] = {&d->dx,     &d->d_router,    &d->d_gate,      &d->d_up,
+                                            &d->d_down, &d->d_shared[0], &d->d_shared[1], &d->d_shared[2]};
+    const size_t sizes[GRADIENTS] = {(size_t)(p->tokens * p->hidden) * 2,
+                                     (size_t)(p->tokens * p->slots) * 4,
+                                     matrix,
+                                     matrix,
+                                     matrix,
+                                     shared,
+                                     shared,
+                                     shared};
+    memcpy(slots, all, sizeof all);
+    memcpy(bytes, sizes, sizeof sizes);
+}
+
 static mok_status open_layer(device_problem *d)
 {
     const problem *p = d->p;
@@ -137,6 +218,7 @@ static mok_status open_layer(device_problem *d)
     cuda.comm_blocks = d->config.comm_blocks;
     cuda.timeout_ms = d->config.timeout_ms;
     cuda.stalled_rank = d->config.stalled_rank;
+    cuda.forward_only = d->config.forward_only ? 1 : 0;
     return mok_cuda_layer_open(&d->layer, &config, &cuda);
 }
 
@@ -163,6 +245,16 @@ mok_status device_problem_open(device_problem *d, problem *p, const device_confi
     d->y = take((size_t)(p->tokens * p->hidden) * 2);
     d->routes = take(routes * route_bytes(d));
     d->router_weights = take(routes * 4);
+    if (!d->config.forward_only) {
+        unsigned char **slots[GRADIENTS];
+        size_t bytes[GRADIENTS];
+        gradient_list(d, slots, bytes);
+        for (int i = 0; i < GRADIENTS; i++) {
+            *slots[i] = take(bytes[i]);
+        }
+        d->dy = upload(p->dy, (size_t)(p->tokens * p->hidden) * 2);
+        make_gradient_views(d);
+    }
     device_problem_upload(d);
     make_views(d);
     return MOK_OK;
@@ -198,7 +290,9 @@ void device_problem_close(device_problem *d)
         cuda_must(cudaStreamDestroy(d->stream), "cudaStreamDestroy");
     }
     unsigned char *all[] = {d->x,         d->y,           d->gate,   d->up,    d->down, d->shared_gate,
-                            d->shared_up, d->shared_down, d->routes, d->router_weights};
+                            d->shared_up, d->shared_down, d->routes, d->router_weights,
+                            d->dy,        d->dx,          d->d_router, d->d_gate, d->d_up, d->d_down,
+                            d->d_shared[0], d->d_shared[1], d->d_shared[2]};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         drop(all[i]);
     }
@@ -243,4 +337,46 @@ bool device_problem_run(device_problem *d, uint16_t *y, char *why, size_t why_by
         return false;
     }
     return device_problem_read(d, y, why, why_bytes);
+}
+
+void device_problem_poison_gradients(device_problem *d, int byte)
+{
+    unsigned char **slots[GRADIENTS];
+    size_t bytes[GRADIENTS];
+    gradient_list(d, slots, bytes);
+    for (int i = 0; i < GRADIENTS; i++) {
+        cuda_must(cudaMemset(*slots[i], byte, bytes[i]), "poison");
+    }
+    cuda_must(cudaDeviceSynchronize(), "poison");
+}
+
+mok_status device_problem_launch_backward(device_problem *d)
+{
+    return mok_cuda_backward(d->layer, d->io, d->back, d->stream);
+}
+
+bool device_problem_read_gradients(device_problem *d, result *r, char *why, size_t why_bytes)
+{
+    unsigned char **slots[GRADIENTS];
+    size_t bytes[GRADIENTS];
+    void *to[GRADIENTS] = {r->dx,   r->d_router_weights, r->gate,      r->up,
+                           r->down, r->shared_gate,      r->shared_up, r->shared_down};
+    mok_fault fault;
+    fault.struct_bytes = sizeof fault;
+    gradient_list(d, slots, bytes);
+    cuda_must(cudaStreamSynchronize(d->stream), "the device's kernels");
+    if (mok_cuda_fault_read(d->layer, &fault) != MOK_OK) {
+        (void)snprintf(why, why_bytes, "%s", mok_last_error());
+        return false;
+    }
+    for (int i = 0; i < (d->config.by_lanes ? GRADIENTS : 5); i++) {
+        cuda_must(cudaMemcpy(to[i], *slots[i], bytes[i], cudaMemcpyDeviceToHost), "gradients");
+    }
+    for (int i = 0; i < GRADIENTS; i++) {
+        if (!guards_hold(*slots[i], bytes[i])) {
+            (void)snprintf(why, why_bytes, "the guard band of gradient %d was written", i);
+            return false;
+        }
+    }
+    return true;
 }

@@ -13,6 +13,10 @@ typedef struct device_config {
     int64_t macrobatch_rows, minibatch_rows, capacity_rows;
     const int64_t *split; /* [ranks] tokens of each rank; NULL: evenly, the first ones one more */
     bool int64_routes;
+    bool by_lanes; /* ranks hold whole lanes of the problem; split is then not looked at */
+    bool forward_only;
+    mok_grad_mode mode;
+    bool bf16_gradients; /* with MOK_GRAD_STORE */
 } device_config;
 
 typedef struct device_problem {
@@ -22,8 +26,11 @@ typedef struct device_problem {
     cudaStream_t stream;
     unsigned char *x, *y, *gate, *up, *down, *shared_gate, *shared_up, *shared_down;
     unsigned char *routes, *router_weights; /* rank after rank, each 256-byte aligned */
+    unsigned char *dy, *dx, *d_router, *d_gate, *d_up, *d_down; /* without forward_only */
+    unsigned char *d_shared[3];                                 /* gate, up, down; a lane after the other */
     mok_tensor route_view[MOK_CUDA_MAX_RANKS];
     mok_cuda_rank_io io[MOK_CUDA_MAX_RANKS];
+    mok_cuda_rank_gradients back[MOK_CUDA_MAX_RANKS];
 } device_problem;
 
 device_config device_config_default(void);
@@ -40,6 +47,16 @@ void device_problem_poison(device_problem *d, int byte);
 
 /* Schedule and forward on the problem's stream; does not wait. */
 mok_status device_problem_launch(device_problem *d);
+
+/* Fills every gradient with a byte. */
+void device_problem_poison_gradients(device_problem *d, int byte);
+
+/* Backward after a launched forward; does not wait. */
+mok_status device_problem_launch_backward(device_problem *d);
+
+/* Waits; all gradients (f32 or bf16 as configured: bf16 ones fill half of their arrays) into r, which was opened
+ * for the problem. With by_lanes the shared expert's too. */
+bool device_problem_read_gradients(device_problem *d, result *r, char *why, size_t why_bytes);
 
 /* Waits; y [tokens, H] to the host; checks guard bands. False, with a text, where a band was written. */
 bool device_problem_read(device_problem *d, uint16_t *y, char *why, size_t why_bytes);

@@ -14,7 +14,7 @@ static const struct {
     const char *name;
     void (*run)(gpu_check *check);
 } checks[] = {
-    {"schedule", check_schedule}, {"forward", check_forward}, {"invariance", check_invariance},
+    {"schedule", check_schedule}, {"forward", check_forward}, {"backward", check_backward}, {"invariance", check_invariance},
     {"graph", check_graph},       {"faults", check_faults},
 };
 

@@ -3,11 +3,14 @@
 #define MOK_CUDA_SM90_CONSUMER_CUH
 
 #include "cuda/sm90/block.cuh"
+#include "cuda/sm90/feed.cuh"
 #include "cuda/sm90/ptx/matrix.cuh"
 #include "cuda/sm90/ptx/wgmma.cuh"
 #include "cuda/sm90/trace.cuh"
 
-/* One product group stays in flight: a stage goes back when the group after it has been issued. */
+/* One product group stays in flight: a stage goes back when the group after it has been issued. A chain of no
+ * steps is zero. */
+template <int a_transposed, int b_transposed>
 static __device__ __forceinline__ void sm90_chain(float (&d)[128], const sm90_control *control,
                                                   uint32_t stages, int group, int32_t k_steps,
                                                   sm90_ring *stage)
@@ -16,13 +19,16 @@ static __device__ __forceinline__ void sm90_chain(float (&d)[128], const sm90_co
     uint32_t release = 0;
     for (int32_t k = 0; k < k_steps; k++) {
         const uint32_t at = stages + stage->slot * MOK_SM90_STAGE_BYTES;
-        const uint64_t a = wgmma_descriptor(at + (uint32_t)group * 8192);
-        const uint64_t b = wgmma_descriptor(at + 16384);
+        const uint32_t left = at + (uint32_t)group * 8192;
+        const uint64_t a = a_transposed ? wgmma_descriptor_transposed(left) : wgmma_descriptor(left);
+        const uint64_t b = b_transposed ? wgmma_descriptor_transposed(at + SM90_B_OFFSET)
+                                        : wgmma_descriptor(at + SM90_B_OFFSET);
         mbarrier_wait(ptx_shared_address(&control->full[stage->slot]), stage->parity);
         ptx_wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            ptx_wgmma_m64n256k16(d, a + 2 * i, b + 2 * i, k | i);
+            ptx_wgmma_m64n256k16<a_transposed, b_transposed>(d, a + (a_transposed ? 128 : 2) * i,
+                                                             b + (b_transposed ? 128 : 2) * i, k | i);
         }
         ptx_wgmma_commit();
         ptx_wgmma_wait<1>();
@@ -33,7 +39,7 @@ static __device__ __forceinline__ void sm90_chain(float (&d)[128], const sm90_co
         sm90_ring_next<MOK_SM90_STAGES>(stage);
     }
     ptx_wgmma_wait<0>();
-    if (elected) {
+    if (elected && k_steps > 0) {
         ptx_mbarrier_arrive(release);
     }
 }
@@ -67,7 +73,7 @@ static __device__ __forceinline__ void sm90_stage_tile(const float (&d)[128], ui
     }
 }
 
-static __device__ __forceinline__ void sm90_consumer(const mok_sm90_forward &p, unsigned char *shared,
+static __device__ __forceinline__ void sm90_consumer(const mok_sm90_pass &p, unsigned char *shared,
                                                      sm90_control *control, int group)
 {
     const bool traced = p.trace != NULL && threadIdx.x == 128;
@@ -91,7 +97,7 @@ static __device__ __forceinline__ void sm90_consumer(const mok_sm90_forward &p, 
         }
         sm90_ring_next<MOK_SM90_TASK_SLOTS>(&slot);
         const int64_t began = traced ? sm90_clock() : 0;
-        sm90_chain(d, control, stages, group, k_steps, &stage);
+        sm90_chain<0, 0>(d, control, stages, group, k_steps, &stage);
         const int64_t done = traced ? sm90_clock() : 0;
         mbarrier_wait(ptx_shared_address(&control->staged_empty), staged_parity);
         staged_parity ^= 1;

@@ -1,4 +1,4 @@
-/* Communication: rows of x from their sources into this rank's ring, a row block at a time.
+/* Communication: rows of x, or dy, from their sources into this rank's ring, a row block at a time.
  *
  * Rows go through shared memory in pieces of 4 KB by the bulk copy engine: the block computes nothing yet, so
  * stages and staging hold a piece for each of 48 couriers, threads that load, store and load the next. A source
@@ -56,7 +56,7 @@ typedef struct sm90_route {
     uint32_t bytes;
 } sm90_route;
 
-static __device__ __forceinline__ sm90_route sm90_route_of(const mok_sm90_forward &p, const mok_sm90_rank &mine,
+static __device__ __forceinline__ sm90_route sm90_route_of(const mok_sm90_pass &p, const mok_sm90_rank &mine,
                                                            int32_t source_row, int32_t store_row, int32_t i,
                                                            int32_t in_row)
 {
@@ -67,12 +67,12 @@ static __device__ __forceinline__ sm90_route sm90_route_of(const mok_sm90_forwar
     const int32_t slot = __ldg(mine.peer_slot + source_row + row);
     sm90_route route;
     route.bytes = row_bytes - at < SM90_PIECE_BYTES ? row_bytes - at : SM90_PIECE_BYTES;
-    route.to = (unsigned char *)(mine.ring_x + (int64_t)(store_row + row) * mine.shape.hidden) + at;
+    route.to = (unsigned char *)(mine.ring_in + (int64_t)(store_row + row) * mine.shape.hidden) + at;
     route.from = NULL;
     if (peer >= 0) {
         const mok_sm90_rank &source = p.rank[peer];
         route.from =
-            (const unsigned char *)(source.x + (int64_t)(slot / (int32_t)mine.shape.slots) * source.x_stride) + at;
+            (const unsigned char *)(source.send + (int64_t)(slot / (int32_t)mine.shape.slots) * source.send_stride) + at;
     }
     return route;
 }
@@ -87,26 +87,26 @@ static __device__ __forceinline__ void sm90_delivered(const mok_sm90_rank &mine,
     }
 }
 
-static __device__ __forceinline__ bool sm90_room(const mok_sm90_forward &p, int32_t rank,
+static __device__ __forceinline__ bool sm90_room(const mok_sm90_pass &p, int32_t rank,
                                                  const mok_sm90_task &task, int32_t idx)
 {
     bool room = true;
     for (int i = 0; i < MOK_TASK_MAX_WAITS && room; i++) {
         if (task.wait_idx[i] >= 0) {
             room = sm90_wait<false>(p, &p.rank[rank].counters[task.wait_idx[i]], task.wait_value[i], rank, rank,
-                                    MOK_SM90_PHASE_FORWARD, idx);
+                                    p.phase, idx);
         }
     }
     return room;
 }
 
 /* One courier's walk through the communication list. */
-static __device__ void sm90_courier(const mok_sm90_forward &p, int32_t rank, int32_t local, sm90_piece *piece,
+static __device__ void sm90_courier(const mok_sm90_pass &p, int32_t rank, int32_t local, sm90_piece *piece,
                                     uint32_t zero)
 {
     const mok_sm90_rank &mine = p.rank[rank];
     const int32_t in_row = (int32_t)((mine.shape.hidden * 2 + SM90_PIECE_BYTES - 1) / SM90_PIECE_BYTES);
-    const int32_t count = mine.list.count[1];
+    const int32_t count = mine.list.count[2];
     int32_t owed = -1; /* the counter of the block before */
     for (int32_t idx = local; idx < count; idx += p.comm_blocks) {
         const mok_sm90_task task = mine.list.comm[idx];
@@ -147,7 +147,7 @@ static __device__ void sm90_courier(const mok_sm90_forward &p, int32_t rank, int
     ptx_bulk_wait<0>();
 }
 
-static __device__ __noinline__ void sm90_dispatch(const mok_sm90_forward &p, int32_t rank, int32_t local,
+static __device__ __noinline__ void sm90_dispatch(const mok_sm90_pass &p, int32_t rank, int32_t local,
                                                   unsigned char *shared, sm90_control *control)
 {
     sm90_piece piece = sm90_piece_open(shared, control);

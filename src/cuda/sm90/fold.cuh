@@ -12,7 +12,7 @@
 #include "cuda/sm90/wait.cuh"
 
 /* False when a peer did not come. Called by every thread of the block. */
-static __device__ bool sm90_rank_barrier(const mok_sm90_forward &p, int32_t rank, uint32_t epoch,
+static __device__ bool sm90_rank_barrier(const mok_sm90_pass &p, int32_t rank, uint32_t epoch,
                                          sm90_control *control)
 {
     const mok_sm90_rank &mine = p.rank[rank];
@@ -50,20 +50,30 @@ static __device__ __forceinline__ void sm90_fold_start(float (&acc)[8], const mo
     }
 }
 
+template <int pass>
+static __device__ __forceinline__ float sm90_fold_one(float acc, float w, uint32_t bits)
+{
+    const float value = __uint_as_float(bits);
+    return pass == MOK_PASS_FORWARD ? __fmaf_rn(w, value, acc) : __fadd_rn(acc, value);
+}
+
+template <int pass>
 static __device__ __forceinline__ void sm90_fold_add(float (&acc)[8], const uint4 &y, float w, bool live)
 {
     const uint32_t word[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const float low = __fmaf_rn(w, __uint_as_float(word[i] << 16), acc[2 * i]);
-        const float high = __fmaf_rn(w, __uint_as_float(word[i] & 0xFFFF0000u), acc[2 * i + 1]);
+        const float low = sm90_fold_one<pass>(acc[2 * i], w, word[i] << 16);
+        const float high = sm90_fold_one<pass>(acc[2 * i + 1], w, word[i] & 0xFFFF0000u);
         acc[2 * i] = live ? low : acc[2 * i];
         acc[2 * i + 1] = live ? high : acc[2 * i + 1];
     }
 }
 
-/* A lane's columns of one token from `col` on, 8 in each span: acc = shared, then fma over the live slots. All
+/* A lane's columns of one token from `col` on, 8 in each span: acc = shared, then fma (forward) or add
+ * (backward) over the live slots. All
  * loads come before the first use; what a masked slot holds is read, not used. */
+template <int pass>
 static __device__ __forceinline__ void sm90_fold_columns(const mok_sm90_rank &mine, int64_t token, int col)
 {
     const int hidden = (int)mine.shape.hidden;
@@ -87,11 +97,12 @@ static __device__ __forceinline__ void sm90_fold_columns(const mok_sm90_rank &mi
 #pragma unroll
         for (int i = 0; i < SM90_FOLD_SLOTS; i++) {
             const int slot = first + i < slots ? first + i : slots - 1;
-            const float w = mine.router_weights[token * mine.router_stride + slot];
+            const float w =
+                pass == MOK_PASS_FORWARD ? mine.router_weights[token * mine.router_stride + slot] : 1.0f;
             const bool live = first + i < slots && mine.routes[token * slots + slot] >= 0;
 #pragma unroll
             for (int s = 0; s < SM90_FOLD_SPANS; s++) {
-                sm90_fold_add(acc[s], y[s][i], w, live);
+                sm90_fold_add<pass>(acc[s], y[s][i], w, live);
             }
         }
     }
@@ -105,20 +116,26 @@ static __device__ __forceinline__ void sm90_fold_columns(const mok_sm90_rank &mi
     }
 }
 
-/* A warp takes a token. */
+/* A warp takes a token. In backward, masked slots get their zero here: no row brings them one. */
+template <int pass>
 static __device__ __noinline__ void sm90_fold(const mok_sm90_rank &mine, int32_t local, int32_t blocks)
 {
     const int warps = MOK_SM90_THREADS / 32;
     const int hidden = (int)mine.shape.hidden;
     for (int64_t token = local * warps + threadIdx.x / 32; token < mine.tokens; token += blocks * warps) {
         for (int col = (threadIdx.x & 31) * 8; col < hidden; col += 256 * SM90_FOLD_SPANS) {
-            sm90_fold_columns(mine, token, col);
+            sm90_fold_columns<pass>(mine, token, col);
+        }
+        for (int slot = threadIdx.x & 31; pass == MOK_PASS_BACKWARD && slot < mine.shape.slots; slot += 32) {
+            if (mine.routes[token * mine.shape.slots + slot] < 0) {
+                mine.d_router[token * mine.d_router_stride + slot] = 0.0f;
+            }
         }
     }
 }
 
 /* The last block to leave puts everything back to where the next launch, or a replayed graph, begins. */
-static __device__ void sm90_leave(const mok_sm90_forward &p, const mok_sm90_rank &mine, uint32_t epoch,
+static __device__ void sm90_leave(const mok_sm90_pass &p, const mok_sm90_rank &mine, uint32_t epoch,
                                   sm90_control *control)
 {
     __syncthreads();

@@ -11,16 +11,16 @@
 #include "cuda/sm90/store.cuh"
 #include "cuda/sm90/trace.cuh"
 
-static __device__ __forceinline__ void sm90_compute(const mok_sm90_forward &p, int32_t rank,
+static __device__ __forceinline__ void sm90_compute(const mok_sm90_pass &p, int32_t rank,
                                                     unsigned char *shared, sm90_control *control)
 {
     const int group = threadIdx.x / 128;
     if (group == 0) {
         ptx_registers_lower<104>();
         if (threadIdx.x == 0) {
-            sm90_producer(p, rank, shared, control);
+            sm90_producer<MOK_PASS_FORWARD>(p, rank, shared, control);
         } else if (threadIdx.x >= 32) {
-            sm90_stores(p, rank, shared, control);
+            sm90_stores<MOK_PASS_FORWARD>(p, rank, shared, control);
         }
         __syncwarp();
         ptx_registers_raise<168>(); /* the fold is compiled for what the launch gave each thread */
@@ -32,7 +32,7 @@ static __device__ __forceinline__ void sm90_compute(const mok_sm90_forward &p, i
 }
 
 extern "C" __global__ void __launch_bounds__(MOK_SM90_THREADS, 1)
-    mok_sm90_forward_kernel(const __grid_constant__ mok_sm90_forward p)
+    mok_sm90_forward_kernel(const __grid_constant__ mok_sm90_pass p)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     sm90_control *control = sm90_control_of(shared);
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(MOK_SM90_THREADS, 1)
     const int64_t computed = sm90_clock();
     if (sm90_rank_barrier(p, rank, epoch, control)) {
         const int64_t met = sm90_clock();
-        sm90_fold(mine, local, p.blocks_per_rank);
+        sm90_fold<MOK_PASS_FORWARD>(mine, local, p.blocks_per_rank);
         if (threadIdx.x == 0) {
             sm90_trace(p, MOK_SM90_ROLE_COMM, MOK_SM90_BARRIER, MOK_TASK_FOLD, -1, 0, computed, met);
             sm90_trace(p, MOK_SM90_ROLE_COMM, MOK_SM90_FOLD, MOK_TASK_FOLD, -1, 0, met, sm90_clock());

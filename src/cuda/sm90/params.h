@@ -6,7 +6,7 @@
 
 #include "plan/tasks.h"
 
-#define MOK_SM90_MAX_RANKS 16 /* virtual ranks of one launch: their tensor maps are kernel parameters */
+#define MOK_SM90_MAX_RANKS 8 /* virtual ranks of one launch: their tensor maps are kernel parameters */
 #define MOK_SM90_THREADS 384
 #define MOK_SM90_STAGES 3
 #define MOK_SM90_STAGE_BYTES 49152 /* A 128 x 64 and B 256 x 64, bf16 */
@@ -17,8 +17,10 @@
 #define MOK_SM90_COURIERS 48 /* threads of a dispatching block that carry rows */
 #define MOK_SM90_PHASE_SCHEDULE 3
 #define MOK_SM90_PHASE_FORWARD 4 /* mok_phase, asserted in src/cuda/layer.c */
+#define MOK_SM90_PHASE_BACKWARD 6
 #define MOK_SM90_PHASE_FOLD 7
 
+/* Maps of the forward pass. */
 typedef enum mok_sm90_map {
     MOK_MAP_X = 0, /* ring [rows, H], box 64 x 128 */
     MOK_MAP_GATE,  /* [E_r, I, H], box 64 x 128 x 1 */
@@ -31,9 +33,25 @@ typedef enum mok_sm90_map {
     MOK_MAP_SHARED_UP,
     MOK_MAP_SHARED_H,
     MOK_MAP_SHARED_GU,
-    MOK_MAP_SHARED_DOWN,
-    MOK_MAPS
+    MOK_MAP_SHARED_DOWN
 } mok_sm90_map;
+
+/* Maps of the backward pass: the routed ones, then the same of the shared expert. All have four axes, columns,
+ * rows, batch and part. Operands whose contraction runs along rows are read in boxes of 64 x 64 and transposed
+ * by the product; the batch of the shared ones is the token lane. */
+typedef enum mok_sm90_back_map {
+    MOK_BACK_DY = 0, /* [rows, H], box 64 x 128 */
+    MOK_BACK_D,      /* [3, rows, I]: dg, du, hw, box 64 x 128 */
+    MOK_BACK_DOWN,   /* [E_r, H, I] */
+    MOK_BACK_GATE,   /* [E_r, I, H] */
+    MOK_BACK_UP,
+    MOK_BACK_X_ROWS,  /* [rows, H] */
+    MOK_BACK_DY_ROWS, /* [rows, H] */
+    MOK_BACK_D_ROWS,  /* [3, rows, I] */
+    MOK_BACK_MAPS
+} mok_sm90_back_map;
+
+#define MOK_SM90_MAPS (2 * MOK_BACK_MAPS) /* of a rank, either pass */
 
 /* A task as the kernels take it: a product tile, or a row block to dispatch. plan.cu writes the lists once a
  * schedule from plan/tasks.h, since a block's single producer thread would need longer for the divisions of
@@ -56,11 +74,18 @@ typedef struct mok_sm90_task {
 #define MOK_SM90_TASK_BYTES 64
 #define MOK_SM90_STOP (-1)
 
-/* The lists of a rank: computing and communication. */
+/* The lists of a rank: of the passes' computing, and of the communication that both begin with. */
 typedef struct mok_sm90_list {
-    mok_sm90_task *compute, *comm;
-    int32_t *count; /* [2] */
+    mok_sm90_task *forward, *backward, *comm;
+    int32_t *count; /* [3] */
 } mok_sm90_list;
+
+/* A gradient of weights: where it goes and what is done there. */
+typedef struct mok_sm90_grad {
+    void *data;
+    int64_t expert_stride, row_stride; /* elements */
+    int32_t is_bf16, adds;             /* else f32, stored */
+} mok_sm90_grad;
 
 /* One rank's memory. All pointers are device pointers; peers' may be of another GPU. */
 typedef struct mok_sm90_rank {
@@ -69,16 +94,28 @@ typedef struct mok_sm90_rank {
     const int32_t *peer_rank, *peer_slot, *block_expert; /* the schedule */
     const int64_t *segment_begin, *segment_count;        /* [E_r + 1], [E_r] */
     const int64_t *row_count;                            /* [1] padded rows */
-    const uint16_t *x;                                   /* [T, H] */
-    int64_t x_stride;
+    const uint16_t *send; /* [T, H] what is dispatched: x, or dy in backward */
+    int64_t send_stride;
+    uint16_t *ring_in;           /* [ring, H] where dispatch puts it */
     const float *router_weights; /* [T, K] */
     int64_t router_stride;
     const int32_t *routes; /* [T, K] */
-    uint16_t *out;         /* [T, H] */
+    uint16_t *out;         /* [T, H]: y, or dx */
     int64_t out_stride;
-    uint16_t *ring_x, *ring_h;
-    uint16_t *shared_h, *shared_y;
-    uint16_t *slots;        /* [T * K, H] */
+    uint16_t *slots;    /* [T * K, H] */
+    uint16_t *shared_y; /* [T, H] y or dx of the shared expert */
+    /* forward */
+    uint16_t *ring_h, *shared_h;
+    /* backward */
+    const uint16_t *ring_gu, *shared_gu; /* [2, rows, I] */
+    uint16_t *ring_d, *shared_d;         /* [3, rows, I]: dg, du, hw */
+    int64_t ring_rows, shared_rows;
+    float *router_part; /* [ring, ceil(I / 128)] */
+    float *d_router;    /* [T, K] */
+    int64_t d_router_stride;
+    int64_t lanes; /* of the shared expert's weight gradients */
+    mok_sm90_grad grad[6]; /* gate, up, down; then the shared ones, a lane as an expert */
+    /* both */
     mok_sm90_list list;
     uint32_t *counters;     /* MOK_COUNTERS rows of the plan */
     uint32_t *next_compute; /* the next number of the compute list */
@@ -131,21 +168,22 @@ typedef struct mok_sm90_trace_head {
     uint32_t count[MOK_SM90_TRACE_ROLES];
 } mok_sm90_trace_head;
 
-typedef struct mok_sm90_forward {
+typedef struct mok_sm90_pass {
     int32_t ranks, blocks_per_rank, comm_blocks;
     int32_t stalled_rank; /* a rank whose blocks leave at once, for tests; -1 for none */
     int32_t clamped;
-    float limit, silu_limit;
-    const float *silu; /* [65536] by bf16 bits */
+    float limit, silu_limit, dsilu_limit;
+    const float *silu, *dsilu; /* [65536] by bf16 bits */
     uint64_t timeout_ns;
     uint32_t *abort; /* device: not 0 once a wait has failed */
     mok_sm90_fault *fault;
     mok_sm90_event *trace; /* [blocks, roles, trace_events], or NULL */
     mok_sm90_trace_head *trace_head;
     int32_t trace_events;
+    int32_t phase;
     mok_sm90_rank rank[MOK_SM90_MAX_RANKS];
-    CUtensorMap map[MOK_SM90_MAX_RANKS][MOK_MAPS];
-} mok_sm90_forward;
+    CUtensorMap map[MOK_SM90_MAX_RANKS][MOK_SM90_MAPS];
+} mok_sm90_pass;
 
 /* ---- Values before a pass ---- */
 
@@ -176,6 +214,7 @@ typedef struct mok_sm90_schedule_rank {
     int32_t *peer_rank, *peer_slot, *block_expert;
     int64_t *segment_begin, *segment_count, *row_count;
     mok_sm90_list list;
+    int64_t lanes; /* of the backward list */
 } mok_sm90_schedule_rank;
 
 typedef struct mok_sm90_schedule {

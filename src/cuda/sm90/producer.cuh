@@ -3,58 +3,9 @@
 #define MOK_CUDA_SM90_PRODUCER_CUH
 
 #include "cuda/sm90/block.cuh"
-#include "cuda/sm90/ptx/tma.cuh"
+#include "cuda/sm90/feed.cuh"
 #include "cuda/sm90/trace.cuh"
 #include "cuda/sm90/wait.cuh"
-
-/* Where a tile's operands come from: A is rows of a 2-D map, B rows of one or two 3-D maps. */
-typedef struct sm90_operands {
-    const CUtensorMap *a, *b0, *b1; /* b1 is NULL where b0 gives all 256 rows */
-    int32_t a_row, b_row, expert;
-} sm90_operands;
-
-static __device__ __forceinline__ sm90_operands sm90_operands_of(const CUtensorMap *maps,
-                                                                 const mok_sm90_task *task)
-{
-    sm90_operands operands;
-    operands.a_row = task->store_row;
-    operands.b_row = task->col;
-    operands.expert = task->expert;
-    operands.b1 = NULL;
-    switch (task->kind) {
-    case MOK_TASK_GATE_UP:
-        operands.a = &maps[MOK_MAP_X];
-        operands.b0 = &maps[MOK_MAP_GATE];
-        operands.b1 = &maps[MOK_MAP_UP];
-        break;
-    case MOK_TASK_DOWN:
-        operands.a = &maps[MOK_MAP_H];
-        operands.b0 = &maps[MOK_MAP_DOWN];
-        break;
-    case MOK_TASK_SHARED_GATE_UP:
-        operands.a = &maps[MOK_MAP_SHARED_X];
-        operands.b0 = &maps[MOK_MAP_SHARED_GATE];
-        operands.b1 = &maps[MOK_MAP_SHARED_UP];
-        break;
-    default:
-        operands.a = &maps[MOK_MAP_SHARED_H];
-        operands.b0 = &maps[MOK_MAP_SHARED_DOWN];
-        break;
-    }
-    return operands;
-}
-
-static __device__ __forceinline__ void sm90_fill_stage(const sm90_operands *operands, uint32_t stage,
-                                                       uint32_t full, int32_t k)
-{
-    const uint32_t b = stage + 16384;
-    ptx_mbarrier_arrive_expect(full, MOK_SM90_STAGE_BYTES);
-    ptx_tma_load_2d(stage, operands->a, full, k, operands->a_row);
-    ptx_tma_load_3d(b, operands->b0, full, k, operands->b_row, operands->expert);
-    if (operands->b1 != NULL) {
-        ptx_tma_load_3d(b + 16384, operands->b1, full, k, operands->b_row, operands->expert);
-    }
-}
 
 /* The task after the one whose stages are being filled. It is prepared in small steps between fills, since
  * the consumers drain three stages in the time that one long step would take. */
@@ -71,7 +22,7 @@ typedef struct sm90_next {
     int64_t began;
 } sm90_next;
 
-static __device__ __forceinline__ void sm90_publish(const mok_sm90_forward &p, sm90_next *next,
+static __device__ __forceinline__ void sm90_publish(const mok_sm90_pass &p, sm90_next *next,
                                                     mok_sm90_task *task, sm90_control *control, bool stop)
 {
     if (stop) {
@@ -100,8 +51,9 @@ static __device__ __forceinline__ bool sm90_task_ready(const mok_sm90_rank &mine
 }
 
 /* One step of the preparation; only with `block` set does it wait for other blocks. */
-static __device__ __forceinline__ void sm90_prepare(const mok_sm90_forward &p, int32_t rank, sm90_next *next,
-                                                    uint32_t count, sm90_control *control, bool block)
+static __device__ __forceinline__ void sm90_prepare(const mok_sm90_pass &p, int32_t rank, sm90_next *next,
+                                                    const mok_sm90_task *list, uint32_t count,
+                                                    sm90_control *control, bool block)
 {
     const mok_sm90_rank &mine = p.rank[rank];
     mok_sm90_task *task = &control->task[next->slot.slot];
@@ -112,7 +64,7 @@ static __device__ __forceinline__ void sm90_prepare(const mok_sm90_forward &p, i
             sm90_publish(p, next, task, control, true);
             return;
         }
-        const uint4 *from = (const uint4 *)(const void *)(mine.list.compute + next->idx);
+        const uint4 *from = (const uint4 *)(const void *)(list + next->idx);
         uint4 part[MOK_SM90_TASK_BYTES / 16];
 #pragma unroll
         for (int i = 0; i < MOK_SM90_TASK_BYTES / 16; i++) {
@@ -135,40 +87,41 @@ static __device__ __forceinline__ void sm90_prepare(const mok_sm90_forward &p, i
     for (int i = 0; i < MOK_TASK_MAX_WAITS && ready; i++) {
         if (task->wait_idx[i] >= 0) {
             ready = sm90_wait<false>(p, &mine.counters[task->wait_idx[i]], task->wait_value[i], rank, rank,
-                                     MOK_SM90_PHASE_FORWARD, next->idx);
+                                     p.phase, next->idx);
         }
     }
     sm90_publish(p, next, task, control, !ready);
 }
 
-static __device__ __noinline__ void sm90_producer(const mok_sm90_forward &p, int32_t rank,
+template <int pass>
+static __device__ __noinline__ void sm90_producer(const mok_sm90_pass &p, int32_t rank,
                                                   unsigned char *shared, sm90_control *control)
 {
     const mok_sm90_rank &mine = p.rank[rank];
     const uint32_t stages = ptx_shared_address(shared);
-    const uint32_t count = (uint32_t)mine.list.count[0];
+    const mok_sm90_task *list = pass == MOK_PASS_FORWARD ? mine.list.forward : mine.list.backward;
+    const uint32_t count = (uint32_t)mine.list.count[pass == MOK_PASS_FORWARD ? 0 : 1];
     sm90_ring stage = {0, 0};
     sm90_next next = {atomicAdd(mine.next_compute, 1u), SM90_STEP_LOAD, {0, 0}, 0};
     for (;;) {
         while (next.step != SM90_STEP_READY) {
-            sm90_prepare(p, rank, &next, count, control, true);
+            sm90_prepare(p, rank, &next, list, count, control, true);
         }
         const mok_sm90_task *task = &control->task[next.slot.slot];
         if (task->kind == MOK_SM90_STOP) {
             break;
         }
-        const sm90_operands operands = sm90_operands_of(p.map[rank], task);
+        const sm90_feed<pass> feed = sm90_feed<pass>::make(p.map[rank], task);
         const int32_t k_steps = task->k_steps;
         sm90_ring_next<MOK_SM90_TASK_SLOTS>(&next.slot);
         next.step = SM90_STEP_LOAD;
         next.idx = atomicAdd(mine.next_compute, 1u); /* its latency hides behind the first fills */
         for (int32_t k = 0; k < k_steps; k++) {
             mbarrier_wait(ptx_shared_address(&control->empty[stage.slot]), stage.parity ^ 1);
-            sm90_fill_stage(&operands, stages + stage.slot * MOK_SM90_STAGE_BYTES,
-                            ptx_shared_address(&control->full[stage.slot]), k * 64);
+            feed.fill(stages + stage.slot * MOK_SM90_STAGE_BYTES, ptx_shared_address(&control->full[stage.slot]), k);
             sm90_ring_next<MOK_SM90_STAGES>(&stage);
             if (k > 0 && next.step != SM90_STEP_READY) {
-                sm90_prepare(p, rank, &next, count, control, false);
+                sm90_prepare(p, rank, &next, list, count, control, false);
             }
         }
     }

@@ -1,6 +1,6 @@
 /* What the library demands of a device before it computes with it.
  *
- *   silu       the table of silu over all bf16 values, by the shared exact function
+ *   silu       the tables of silu and its slope over all bf16 values, by the shared exact functions
  *   products   chains of directed and random cases through the very instruction of the megakernel, from the
  *              same shared-memory layout, to be compared with the scalar rule on the CPU */
 #include "cuda/sm90/params.h"
@@ -9,11 +9,13 @@
 #include "cuda/sm90/ptx/wgmma.cuh"
 #include "numerics/exp.h"
 
+/* silu of all bf16 values, then its slope. */
 extern "C" __global__ void mok_sm90_silu_table(float *table)
 {
     const uint32_t bits = blockIdx.x * blockDim.x + threadIdx.x;
     if (bits < 65536) {
         table[bits] = mok_silu_f32(mok_f32_of_bits(bits << 16));
+        table[65536 + bits] = mok_dsilu_f32(mok_f32_of_bits(bits << 16));
     }
 }
 
@@ -47,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
     ptx_wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        ptx_wgmma_m64n256k16(d, left + 2 * i, right + 2 * i, 1);
+        ptx_wgmma_m64n256k16<0, 0>(d, left + 2 * i, right + 2 * i, 1);
     }
     ptx_wgmma_commit();
     ptx_wgmma_wait<0>();

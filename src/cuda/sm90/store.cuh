@@ -1,7 +1,7 @@
 /* The store warps: what becomes of a staged tile, while the consumers are at the next one.
  *
  *   gate/up   columns 0-127 are g, 128-255 u: both are kept, h = bf16(silu(g') u')
- *   down      routed rows go to the slots of their sources, which is the combine; shared rows stay
+ *   down, dx  routed rows go to the slots of their sources, which is the combine; shared rows stay
  *
  * g and u leave as boxes and y's rows one by one, both by the copy engine, so that the warps wait for no store;
  * h alone is stored by ordinary instructions. Staging is free again when the copies have read it; counters rise when
@@ -17,6 +17,7 @@
 #include "cuda/sm90/ptx/tma.cuh"
 #include "cuda/sm90/trace.cuh"
 #include "cuda/sm90/wait.cuh"
+#include "numerics/bits.h"
 
 #define SM90_ROWS_OF_THREAD 2 /* 96 threads take the 128 rows of a tile */
 
@@ -26,7 +27,7 @@ static __device__ __forceinline__ float sm90_widen(uint32_t bits16)
 }
 
 /* Called by the whole block before its roles begin. */
-static __device__ __forceinline__ void sm90_silu_load(const mok_sm90_forward &p, float *middle)
+static __device__ __forceinline__ void sm90_silu_load(const mok_sm90_pass &p, float *middle)
 {
     for (int i = threadIdx.x; i < 2 * SM90_SILU_HALF; i += MOK_SM90_THREADS) {
         const int sign = i / SM90_SILU_HALF;
@@ -34,7 +35,7 @@ static __device__ __forceinline__ void sm90_silu_load(const mok_sm90_forward &p,
     }
 }
 
-static __device__ __forceinline__ float sm90_silu(const mok_sm90_forward &p, const float *middle, uint32_t g)
+static __device__ __forceinline__ float sm90_silu(const mok_sm90_pass &p, const float *middle, uint32_t g)
 {
     const uint32_t at = (g & 0x7FFF) - SM90_SILU_FIRST;
     const bool inside = at < SM90_SILU_HALF;
@@ -45,7 +46,7 @@ static __device__ __forceinline__ float sm90_silu(const mok_sm90_forward &p, con
     return value;
 }
 
-static __device__ __forceinline__ float sm90_h32(const mok_sm90_forward &p, const float *middle, uint32_t g,
+static __device__ __forceinline__ float sm90_h32(const mok_sm90_pass &p, const float *middle, uint32_t g,
                                                  uint32_t u)
 {
     float gate = sm90_silu(p, middle, g);
@@ -57,7 +58,7 @@ static __device__ __forceinline__ float sm90_h32(const mok_sm90_forward &p, cons
     return __fmul_rn(gate, up);
 }
 
-static __device__ __forceinline__ uint32_t sm90_h_pair(const mok_sm90_forward &p, const float *middle, uint32_t g,
+static __device__ __forceinline__ uint32_t sm90_h_pair(const mok_sm90_pass &p, const float *middle, uint32_t g,
                                                        uint32_t u)
 {
     return ptx_round_bf16x2(sm90_h32(p, middle, g & 0xFFFF, u & 0xFFFF), sm90_h32(p, middle, g >> 16, u >> 16));
@@ -72,7 +73,7 @@ static __device__ __forceinline__ uint4 sm90_staged(const unsigned char *staging
 
 /* g and u as boxes by one thread, h by 16 bytes a thread: half a warp takes a row. Rows of padding are zeros and
  * leave with the rest of their block. */
-static __device__ __forceinline__ void sm90_store_gate_up(const mok_sm90_forward &p, int32_t rank,
+static __device__ __forceinline__ void sm90_store_gate_up(const mok_sm90_pass &p, int32_t rank,
                                                           const mok_sm90_task &tile, unsigned char *staging,
                                                           const float *middle)
 {
@@ -114,7 +115,7 @@ typedef struct sm90_targets {
     uint16_t *row[SM90_ROWS_OF_THREAD];
 } sm90_targets;
 
-static __device__ __forceinline__ sm90_targets sm90_targets_of(const mok_sm90_forward &p,
+static __device__ __forceinline__ sm90_targets sm90_targets_of(const mok_sm90_pass &p,
                                                                const mok_sm90_rank &mine,
                                                                const mok_sm90_task &tile)
 {
@@ -124,9 +125,9 @@ static __device__ __forceinline__ sm90_targets sm90_targets_of(const mok_sm90_fo
     for (int i = 0; i < SM90_ROWS_OF_THREAD; i++) {
         const int row = (int)threadIdx.x - 32 + i * SM90_STORE_THREADS;
         targets.row[i] = NULL;
-        if (row < tile.row_count && tile.kind == MOK_TASK_SHARED_DOWN) {
+        if (row < tile.row_count && (tile.kind == MOK_TASK_SHARED_DOWN || tile.kind == MOK_TASK_SHARED_DX)) {
             targets.row[i] = mine.shared_y + (int64_t)(tile.store_row + row) * hidden;
-        } else if (row < tile.row_count && tile.kind == MOK_TASK_DOWN) {
+        } else if (row < tile.row_count && (tile.kind == MOK_TASK_DOWN || tile.kind == MOK_TASK_DX)) {
             const int32_t peer = __ldg(mine.peer_rank + tile.source_row + row);
             const int32_t slot = __ldg(mine.peer_slot + tile.source_row + row);
             targets.row[i] = p.rank[peer].slots + (int64_t)slot * hidden;
@@ -135,7 +136,8 @@ static __device__ __forceinline__ sm90_targets sm90_targets_of(const mok_sm90_fo
     return targets;
 }
 
-static __device__ __forceinline__ void sm90_store_down(const sm90_targets &targets, const mok_sm90_task &tile,
+/* Rows of y or dx. */
+static __device__ __forceinline__ void sm90_store_rows(const sm90_targets &targets, const mok_sm90_task &tile,
                                                        unsigned char *staging)
 {
 #pragma unroll
@@ -159,7 +161,48 @@ static __device__ __forceinline__ void sm90_raise(const mok_sm90_rank &mine, con
     }
 }
 
-static __device__ __forceinline__ void sm90_stores(const mok_sm90_forward &p, int32_t rank,
+/* A row block's router-weight gradients to their sources: chunks ascending, from +0. */
+static __device__ __forceinline__ void sm90_store_router(const mok_sm90_pass &p, const mok_sm90_rank &mine,
+                                                         const mok_sm90_task &tile)
+{
+    const int32_t chunks = (int32_t)mok_blocks_of(mine.shape.inner, MOK_ROUTER_CHUNK);
+    const int32_t slots = (int32_t)mine.shape.slots;
+    for (int row = (int)threadIdx.x - 32; row < tile.row_count; row += SM90_STORE_THREADS) {
+        const mok_sm90_rank &source = p.rank[__ldg(mine.peer_rank + tile.source_row + row)];
+        const int32_t slot = __ldg(mine.peer_slot + tile.source_row + row);
+        const float *part = mine.router_part + (int64_t)(tile.store_row + row) * chunks;
+        float sum = 0.0f;
+        for (int32_t chunk = 0; chunk < chunks; chunk++) {
+            sum = mok_f32_canonical(__fadd_rn(sum, __ldcg(part + chunk)));
+        }
+        source.d_router[slot / slots * source.d_router_stride + slot % slots] = sum;
+    }
+}
+
+static __device__ __forceinline__ bool sm90_leaves_as_rows(int32_t kind)
+{
+    return kind == MOK_TASK_DOWN || kind == MOK_TASK_SHARED_DOWN || kind == MOK_TASK_DX ||
+           kind == MOK_TASK_SHARED_DX;
+}
+
+/* What is left of a tile for the store warps; of backward's other tiles the consumers have stored everything. */
+template <int pass>
+static __device__ __forceinline__ void sm90_store_tile(const mok_sm90_pass &p, int32_t rank,
+                                                       const mok_sm90_task &tile, const sm90_targets &targets,
+                                                       unsigned char *staging, const float *middle)
+{
+    if (sm90_leaves_as_rows(tile.kind)) {
+        sm90_store_rows(targets, tile, staging);
+        if (pass == MOK_PASS_BACKWARD && tile.kind == MOK_TASK_DX && tile.col == 0) {
+            sm90_store_router(p, p.rank[rank], tile);
+        }
+    } else if (pass == MOK_PASS_FORWARD) {
+        sm90_store_gate_up(p, rank, tile, staging, middle);
+    }
+}
+
+template <int pass>
+static __device__ __forceinline__ void sm90_stores(const mok_sm90_pass &p, int32_t rank,
                                                    unsigned char *shared, sm90_control *control)
 {
     const mok_sm90_rank &mine = p.rank[rank];
@@ -178,17 +221,12 @@ static __device__ __forceinline__ void sm90_stores(const mok_sm90_forward &p, in
             break;
         }
         sm90_ring_next<MOK_SM90_TASK_SLOTS>(&slot);
-        const bool gate_up = tile.kind == MOK_TASK_GATE_UP || tile.kind == MOK_TASK_SHARED_GATE_UP;
         const sm90_targets targets = sm90_targets_of(p, mine, tile);
         mbarrier_wait(ptx_shared_address(&control->staged_full), parity);
         parity ^= 1;
         const int64_t began = sm90_clock();
         ptx_fence_proxy_async(); /* the consumers' ordinary stores before the copies' reads */
-        if (gate_up) {
-            sm90_store_gate_up(p, rank, tile, staging, middle);
-        } else {
-            sm90_store_down(targets, tile, staging);
-        }
+        sm90_store_tile<pass>(p, rank, tile, targets, staging, middle);
         ptx_bulk_wait_read<0>();
         ptx_mbarrier_arrive(ptx_shared_address(&control->staged_empty));
         /* h is read next by the copy engine of whichever block takes the down task; the rows of g and u may

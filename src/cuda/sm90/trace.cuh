@@ -13,7 +13,7 @@ static __device__ __forceinline__ int64_t sm90_clock(void)
     return clock64();
 }
 
-static __device__ __forceinline__ void sm90_trace(const mok_sm90_forward &p, int role, int32_t what,
+static __device__ __forceinline__ void sm90_trace(const mok_sm90_pass &p, int role, int32_t what,
                                                   int32_t kind, int64_t block, int32_t col, int64_t begin,
                                                   int64_t end)
 {
@@ -33,7 +33,7 @@ static __device__ __forceinline__ void sm90_trace(const mok_sm90_forward &p, int
 }
 
 /* One thread, at the kernel's begin (which 0) and end (1). */
-static __device__ __forceinline__ void sm90_trace_mark(const mok_sm90_forward &p, int which)
+static __device__ __forceinline__ void sm90_trace_mark(const mok_sm90_pass &p, int which)
 {
     if (p.trace == NULL) {
         return;

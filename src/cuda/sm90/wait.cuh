@@ -5,7 +5,7 @@
 #include "cuda/sm90/params.h"
 #include "cuda/sm90/ptx/sync.cuh"
 
-static __device__ __forceinline__ bool sm90_aborted(const mok_sm90_forward &p)
+static __device__ __forceinline__ bool sm90_aborted(const mok_sm90_pass &p)
 {
     return *(volatile const uint32_t *)p.abort != 0;
 }
@@ -34,7 +34,7 @@ static __device__ __noinline__ void sm90_report(uint32_t *abort, mok_sm90_fault 
 /* Waits until *counter has reached value, modulo 2^32. False after the deadline, or when any other wait has
  * failed. System scope serves counters that peers raise. */
 template <bool system>
-static __device__ __forceinline__ bool sm90_wait(const mok_sm90_forward &p, const uint32_t *counter,
+static __device__ __forceinline__ bool sm90_wait(const mok_sm90_pass &p, const uint32_t *counter,
                                                  uint32_t value, int32_t rank, int32_t peer, int32_t phase,
                                                  int64_t task_idx)
 {

@@ -29,6 +29,15 @@ static __device__ __forceinline__ void ptx_tma_load_3d(uint32_t to, const CUtens
                  : "memory");
 }
 
+static __device__ __forceinline__ void ptx_tma_load_4d(uint32_t to, const CUtensorMap *map, uint32_t barrier,
+                                                       int32_t c0, int32_t c1, int32_t c2, int32_t c3)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                 : "memory");
+}
+
 /* From shared to global memory, in a group of the issuing thread; what lies outside the tensor is not stored. */
 static __device__ __forceinline__ void ptx_tma_store_3d(const CUtensorMap *map, uint32_t from, int32_t c0,
                                                         int32_t c1, int32_t c2)

@@ -30,7 +30,15 @@ static __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared_addr
     return 0x4000004000010000ULL | (uint64_t)((shared_address & 0x3FFFF) >> 4);
 }
 
+/* A transposed operand: boxes of 64 columns (of M or N) and 64 rows (of K), 8,192 bytes apart, with the 128-byte
+ * swizzle; groups of 8 rows are 1,024 bytes apart. A step of 16 along K adds 128 to the descriptor. */
+static __device__ __forceinline__ uint64_t wgmma_descriptor_transposed(uint32_t shared_address)
+{
+    return 0x4000004002000000ULL | (uint64_t)((shared_address & 0x3FFFF) >> 4);
+}
+
 /* d = a . b + d, or a . b where accumulate is 0. */
+template <int a_transposed, int b_transposed>
 static __device__ __forceinline__ void ptx_wgmma_m64n256k16(float (&d)[128], uint64_t a, uint64_t b,
                                                             int accumulate)
 {
@@ -54,7 +62,7 @@ static __device__ __forceinline__ void ptx_wgmma_m64n256k16(float (&d)[128], uin
                  "%104, %105, %106, %107, %108, %109, %110, %111, "
                  "%112, %113, %114, %115, %116, %117, %118, %119, "
                  "%120, %121, %122, %123, %124, %125, %126, %127"
-                 "}, %128, %129, p, 1, 1, 0, 0;\n"
+                 "}, %128, %129, p, 1, 1, %131, %132;\n"
                  "}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
                    "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
@@ -88,7 +96,7 @@ static __device__ __forceinline__ void ptx_wgmma_m64n256k16(float (&d)[128], uin
                    "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
                    "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]),
                    "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-                 : "l"(a), "l"(b), "r"(accumulate));
+                 : "l"(a), "l"(b), "r"(accumulate), "n"(a_transposed), "n"(b_transposed));
 }
 
 #endif
