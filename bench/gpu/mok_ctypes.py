@@ -35,6 +35,16 @@ class RankIo(c.Structure):
     _fields_ = [("out", Tensor), ("x", Tensor), ("router_weights", Tensor), ("weights", WeightsView)]
 
 
+class Gradients(c.Structure):
+    _fields_ = [("struct_bytes", c.c_size_t), ("dx", Tensor), ("d_router_weights", Tensor), ("mode", c.c_int),
+                ("gate", Tensor), ("up", Tensor), ("down", Tensor), ("shared_lanes", c.c_int64),
+                ("shared_gate", Tensor), ("shared_up", Tensor), ("shared_down", Tensor)]
+
+
+class RankGradients(c.Structure):
+    _fields_ = [("dy", Tensor), ("gradients", Gradients)]
+
+
 class Fault(c.Structure):
     _fields_ = [("struct_bytes", c.c_size_t), ("rank", c.c_int32), ("peer", c.c_int32),
                 ("phase", c.c_int), ("task_idx", c.c_int64), ("waited_ms", c.c_int64)]
@@ -76,6 +86,14 @@ def view(tensor):
     for axis in range(tensor.dim()):
         out.shape[axis] = tensor.shape[axis]
         out.stride[axis] = tensor.stride(axis)
+    return out
+
+
+def gradients(lib, dx, d_router, gate, up, down):
+    out = Gradients()
+    lib.lib.mok_gradients_init(c.byref(out))
+    out.dx, out.d_router_weights = view(dx), view(d_router)
+    out.gate, out.up, out.down = view(gate), view(up), view(down)
     return out
 
 
@@ -121,6 +139,17 @@ class DeviceLayer:
         self.lib.call("mok_cuda_schedule_build", self.handle, self.routes, c.c_void_p(stream))
         self.lib.call("mok_cuda_forward", self.handle, self.io, c.c_void_p(stream))
 
+    def bind_backward(self, dy, dx, d_router, gate, up, down):
+        """Each a list, one tensor a rank."""
+        self.back = (RankGradients * self.ranks)()
+        for rank in range(self.ranks):
+            back = self.back[rank]
+            back.dy, back.gradients = view(dy[rank]), gradients(self.lib, dx[rank], d_router[rank], gate[rank],
+                                                                up[rank], down[rank])
+
+    def run_backward(self, stream):
+        self.lib.call("mok_cuda_backward", self.handle, self.io, self.back, c.c_void_p(stream))
+
     def check(self):
         fault = Fault()
         fault.struct_bytes = c.sizeof(Fault)
@@ -140,25 +169,44 @@ class DeviceLayer:
         self.lib.lib.mok_cuda_layer_close(c.byref(self.handle))
 
 
+class CpuLayer:
+    """The CPU library with one rank; tensors on the CPU."""
+
+    def __init__(self, lib, config, threads):
+        self.lib = lib
+        self.comm, self.layer = c.c_void_p(), c.c_void_p()
+        self.schedule, self.activations = c.c_void_p(), c.c_void_p()
+        comm_config = CommConfig()
+        lib.lib.mok_comm_config_init(c.byref(comm_config))
+        comm_config.threads, comm_config.timeout_ms = threads, 600000
+        lib.call("mok_comm_open_local", c.byref(self.comm), 1, c.byref(comm_config))
+        lib.call("mok_layer_open", c.byref(self.layer), self.comm, c.byref(config))
+        lib.call("mok_schedule_open", c.byref(self.schedule), self.layer)
+        lib.call("mok_activations_open", c.byref(self.activations), self.layer)
+
+    def forward(self, x, routes, router_weights, weights):
+        import torch
+        out = torch.full_like(x, float("nan"))
+        views = [view(t) for t in (out, x, routes, router_weights)]
+        self.lib.call("mok_schedule_build", self.schedule, self.layer, c.byref(views[2]))
+        self.lib.call("mok_forward", self.layer, self.activations, c.byref(views[0]), self.schedule,
+                      c.byref(views[1]), c.byref(views[3]), c.byref(weights))
+        return out
+
+    def backward(self, grads, dy, x, router_weights, weights):
+        views = [view(t) for t in (dy, x, router_weights)]
+        self.lib.call("mok_backward", self.layer, c.byref(grads), self.activations, self.schedule,
+                      c.byref(views[0]), c.byref(views[1]), c.byref(views[2]), c.byref(weights))
+
+    def close(self):
+        self.lib.lib.mok_activations_close(c.byref(self.activations))
+        self.lib.lib.mok_schedule_close(c.byref(self.schedule))
+        self.lib.lib.mok_layer_close(c.byref(self.layer))
+        self.lib.lib.mok_comm_close(c.byref(self.comm))
+
+
 def cpu_forward(lib, config, x, routes, router_weights, weights, threads):
-    """The CPU library's forward of one rank; tensors on the CPU."""
-    import torch
-    comm, layer = c.c_void_p(), c.c_void_p()
-    schedule, activations = c.c_void_p(), c.c_void_p()
-    out = torch.full_like(x, float("nan"))
-    comm_config = CommConfig()
-    lib.lib.mok_comm_config_init(c.byref(comm_config))
-    comm_config.threads = threads
-    lib.call("mok_comm_open_local", c.byref(comm), 1, c.byref(comm_config))
-    lib.call("mok_layer_open", c.byref(layer), comm, c.byref(config))
-    lib.call("mok_schedule_open", c.byref(schedule), layer)
-    lib.call("mok_activations_open", c.byref(activations), layer)
-    views = [view(t) for t in (out, x, routes, router_weights)]
-    lib.call("mok_schedule_build", schedule, layer, c.byref(views[2]))
-    lib.call("mok_forward", layer, activations, c.byref(views[0]), schedule, c.byref(views[1]),
-             c.byref(views[3]), c.byref(weights))
-    lib.lib.mok_activations_close(c.byref(activations))
-    lib.lib.mok_schedule_close(c.byref(schedule))
-    lib.lib.mok_layer_close(c.byref(layer))
-    lib.lib.mok_comm_close(c.byref(comm))
+    layer = CpuLayer(lib, config, threads)
+    out = layer.forward(x, routes, router_weights, weights)
+    layer.close()
     return out

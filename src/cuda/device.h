@@ -43,7 +43,7 @@ typedef struct mok_device_tensor {
 /* An empty tensor gives an empty map. */
 mok_status mok_device_map_4d(CUtensorMap *out, mok_encode_tiled encode, const mok_device_tensor *tensor);
 
-/* Fills silu [2, 65536] (values, then slopes) in device memory and compares it, and the product instruction on directed and random
+/* Fills silu [3, 65536] (values, then pairs of value and slope) in device memory and compares it, and the product instruction on directed and random
  * cases, with the CPU. Errors: DEVICE (naming the first difference),
  * MEMORY. */
 mok_status mok_device_self_test(float *silu);

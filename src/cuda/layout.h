@@ -51,7 +51,7 @@ typedef struct mok_cuda_common_layout {
     size_t chunk_count; /* [E, chunks] u32 */
     size_t total;       /* [E] u32 */
     size_t abort;       /* u32 */
-    size_t silu;        /* [2, 65536] f32: silu by bf16 bits, then its slope */
+    size_t silu;        /* [3, 65536] f32: silu by bf16 bits, then pairs of it and its slope */
     size_t bytes;
 } mok_cuda_common_layout;
 

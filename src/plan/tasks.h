@@ -11,8 +11,9 @@
  *                      lag is 1 where no minibatch stands right behind the occupant of its ring slots:
  *                      then a down task never follows the gate_up tasks that it needs at once
  *   recompute   stage s: gate_up(s-1), dispatch(s), over the first macrobatch only
- *   backward    macrobatches ascending; those after the first are replayed
- *     stage s of m     combine(s-2), [gate_up(s-1)], d_hidden(s-1), dispatch(s), dx(s-1)
+ *   backward    macrobatches ascending; those after the first are replayed. dx follows d_hidden a stage
+ *               later, since a macrobatch's rows are all in the ring
+ *     stage s of m     combine(s-3), [gate_up(s-1)], d_hidden(s-1), dispatch(s), dx(s-2)
  *     end of m         the weight-gradient tiles of m for every expert of this rank
  *   fold        one task a 32 tokens
  *
@@ -553,14 +554,16 @@ static inline MOK_HD int64_t mok_backward_before(const mok_plan *plan, int64_t m
     int64_t count = 0;
     if (plan->list_comm) {
         count += mok_blocks_in_minis(plan, macro, s);
-        if (s > 1 && !plan->fused_combine) {
-            count += mok_blocks_in_minis(plan, macro, s - 2);
+        if (s > 2 && !plan->fused_combine) {
+            count += mok_blocks_in_minis(plan, macro, s - 3);
         }
     }
     if (plan->list_compute && s > 0) {
-        count += mok_blocks_in_minis(plan, macro, s - 1) *
-                     (replay + plan->inner_tiles + plan->hidden_tiles) +
+        count += mok_blocks_in_minis(plan, macro, s - 1) * (replay + plan->inner_tiles) +
                  mok_if(macro == 0, mok_shared_backward_tasks(plan));
+    }
+    if (plan->list_compute && s > 1) {
+        count += mok_blocks_in_minis(plan, macro, s - 2) * plan->hidden_tiles;
     }
     return count;
 }
@@ -582,7 +585,7 @@ static inline MOK_HD void mok_backward_task(const mok_plan *plan, int64_t idx, m
         }
     }
     int64_t low = 0;
-    int64_t high = mok_macro_minis(plan, m) + 2;
+    int64_t high = mok_macro_minis(plan, m) + 3;
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
         if (mok_backward_before(plan, m, middle) <= left) {
@@ -596,13 +599,13 @@ static inline MOK_HD void mok_backward_task(const mok_plan *plan, int64_t idx, m
     const bool comm = plan->list_comm;
     const bool compute = plan->list_compute;
     if ((comm && !plan->fused_combine &&
-         mok_take_stretch(task, &left, MOK_TASK_COMBINE, mok_backward_mini(plan, m, s - 2), 1)) ||
+         mok_take_stretch(task, &left, MOK_TASK_COMBINE, mok_backward_mini(plan, m, s - 3), 1)) ||
         (compute && m > 0 && mok_take_stretch(task, &left, MOK_TASK_GATE_UP,
                                               mok_backward_mini(plan, m, s - 1), plan->inner_tiles)) ||
         (compute && mok_take_stretch(task, &left, MOK_TASK_D_HIDDEN, mok_backward_mini(plan, m, s - 1),
                                      plan->inner_tiles)) ||
         (comm && mok_take_stretch(task, &left, MOK_TASK_DISPATCH, mok_backward_mini(plan, m, s), 1)) ||
-        (compute && mok_take_stretch(task, &left, MOK_TASK_DX, mok_backward_mini(plan, m, s - 1),
+        (compute && mok_take_stretch(task, &left, MOK_TASK_DX, mok_backward_mini(plan, m, s - 2),
                                      plan->hidden_tiles)) ||
         (m == 0 && s == 0 && mok_take_shared_backward(plan, task, &left)) ||
         mok_take_wgrad(task, &left, MOK_TASK_WGRAD_GATE, m, plan->shape->expert_count,

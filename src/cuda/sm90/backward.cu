@@ -15,7 +15,7 @@ static __device__ __forceinline__ void sm90_compute(const mok_sm90_pass &p, int3
 {
     const int group = threadIdx.x / 128;
     if (group == 0) {
-        ptx_registers_lower<72>();
+        ptx_registers_lower<88>();
         if (threadIdx.x == 0) {
             sm90_producer<MOK_PASS_BACKWARD>(p, rank, shared, control);
         } else if (threadIdx.x >= 32) {
@@ -24,7 +24,7 @@ static __device__ __forceinline__ void sm90_compute(const mok_sm90_pass &p, int3
         __syncwarp();
         ptx_registers_raise<168>();
     } else {
-        ptx_registers_raise<216>();
+        ptx_registers_raise<208>();
         sm90_consumer_backward(p, rank, shared, control, group - 1);
         ptx_registers_lower<168>();
     }
@@ -46,6 +46,7 @@ extern "C" __global__ void __launch_bounds__(MOK_SM90_THREADS, 1)
         sm90_control_init(control);
         sm90_trace_mark(p, 0);
     }
+    sm90_slopes_load(p, (float2 *)(void *)(shared + SM90_SILU_OFFSET));
     __syncthreads();
     if (local < p.comm_blocks) {
         sm90_dispatch(p, rank, local, shared, control);

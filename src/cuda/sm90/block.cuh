@@ -4,7 +4,7 @@
  *   staging   66 KB       a finished 128 x 256 tile in bf16, from the consumers to the store warps: rows where
  *                         they leave one by one (down), swizzled chunks of 64 columns where they leave as boxes
  *   control               barriers, the ring of tasks
- *   silu      12 KB       the middle of the table of silu
+ *   silu      14 KB       the middle of the table of silu, or of pairs of silu and its slope
  *
  *   producer   takes a task, waits for its operands, puts it into the ring, fills stages
  *   consumers  two warpgroups, 64 rows each: products of a tile, rounded into staging
@@ -23,6 +23,7 @@ typedef struct sm90_control {
     uint64_t full[MOK_SM90_STAGES], empty[MOK_SM90_STAGES];
     uint64_t task_full[MOK_SM90_TASK_SLOTS], task_empty[MOK_SM90_TASK_SLOTS];
     uint64_t staged_full, staged_empty;
+    uint64_t gu_full; /* of backward: g and u of 128 columns lie in staging */
     uint64_t piece_full[MOK_SM90_COURIERS]; /* of dispatch */
     uint32_t flag; /* a value that one thread tells the block */
     uint32_t last;
@@ -31,12 +32,17 @@ typedef struct sm90_control {
 #define SM90_STAGING_OFFSET (MOK_SM90_STAGES * MOK_SM90_STAGE_BYTES)
 #define SM90_CONTROL_OFFSET (SM90_STAGING_OFFSET + MOK_SM90_STAGING_BYTES)
 #define SM90_SILU_OFFSET (SM90_CONTROL_OFFSET + (int)((sizeof(sm90_control) + 127) / 128 * 128))
-#define SM90_SHARED_BYTES (SM90_SILU_OFFSET + 2 * SM90_SILU_HALF * (int)sizeof(float))
+#define SM90_SHARED_BYTES (SM90_SILU_OFFSET + 2 * SM90_SLOPE_HALF * 2 * (int)sizeof(float)) /* the larger table */
 
 /* The part of the table of silu that most values need: magnitudes in [2^-9, 8), then the same with a sign. */
 #define SM90_SILU_FIRST (118 << 7) /* bf16 bits of 2^-9 */
 #define SM90_SILU_HALF (12 << 7)
 
+/* The same for backward, of pairs (silu, slope): magnitudes in [2^-5, 4). */
+#define SM90_SLOPE_FIRST (122 << 7)
+#define SM90_SLOPE_HALF (7 << 7)
+
+static_assert(2 * SM90_SILU_HALF <= 4 * SM90_SLOPE_HALF, "forward's table fits where backward's does");
 static_assert(SM90_SHARED_BYTES <= 232448, "what a block can have");
 
 static __device__ __forceinline__ sm90_control *sm90_control_of(unsigned char *shared)
@@ -69,6 +75,7 @@ static __device__ __forceinline__ void sm90_control_init(sm90_control *control)
     }
     ptx_mbarrier_init(ptx_shared_address(&control->staged_full), SM90_CONSUMER_THREADS);
     ptx_mbarrier_init(ptx_shared_address(&control->staged_empty), SM90_STORE_THREADS);
+    ptx_mbarrier_init(ptx_shared_address(&control->gu_full), 1);
     ptx_fence_mbarrier_init();
 }
 

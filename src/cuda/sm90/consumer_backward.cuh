@@ -18,11 +18,30 @@ typedef struct sm90_slope {
     float dg, du, hw, product;
 } sm90_slope;
 
-static __device__ __forceinline__ sm90_slope sm90_slope_of(const mok_sm90_pass &p, float s, uint32_t g, uint32_t u,
-                                                           float w)
+/* Called by the whole block before its roles begin. */
+static __device__ __forceinline__ void sm90_slopes_load(const mok_sm90_pass &p, float2 *middle)
 {
-    float gate = __ldg(p.silu + g);
-    float slope = __ldg(p.dsilu + g);
+    const float2 *all = (const float2 *)(const void *)p.slopes;
+    for (int i = threadIdx.x; i < 2 * SM90_SLOPE_HALF; i += MOK_SM90_THREADS) {
+        middle[i] = __ldg(all + i / SM90_SLOPE_HALF * 32768 + SM90_SLOPE_FIRST + i % SM90_SLOPE_HALF);
+    }
+}
+
+static __device__ __forceinline__ float2 sm90_silu_slope(const mok_sm90_pass &p, const float2 *middle, uint32_t g)
+{
+    const uint32_t at = (g & 0x7FFF) - SM90_SLOPE_FIRST;
+    const bool inside = at < SM90_SLOPE_HALF;
+    float2 value = middle[(inside ? at : 0) + (g >> 15) * SM90_SLOPE_HALF];
+    ptx_load_pair_if(value, (const float2 *)(const void *)p.slopes + g, inside ? 0 : 1);
+    return value;
+}
+
+static __device__ __forceinline__ sm90_slope sm90_slope_of(const mok_sm90_pass &p, const float2 *middle, float s,
+                                                           uint32_t g, uint32_t u, float w)
+{
+    const float2 both = sm90_silu_slope(p, middle, g);
+    float gate = both.x;
+    float slope = both.y;
     float up = sm90_widen(u);
     bool pass_g = true;
     bool pass_u = true;
@@ -67,18 +86,28 @@ static __device__ __forceinline__ sm90_row sm90_row_of(const mok_sm90_pass &p, c
     return out;
 }
 
-/* Two columns of one row; leaves the router terms in s0 and s1. */
-static __device__ __forceinline__ void sm90_d_hidden_pair(const mok_sm90_pass &p, const uint16_t *gu,
-                                                          int64_t part_gu, uint16_t *d, int64_t part_d, int64_t at,
-                                                          float w, float &s0, float &s1)
+/* g and u of 128 columns of the tile, into staging: boxes of 64 columns, g's two, then u's. One thread. */
+static __device__ __forceinline__ void sm90_fetch_gu(const CUtensorMap *maps, const mok_sm90_task &task,
+                                                     uint32_t staging, uint32_t barrier, int chunk)
 {
-    const uint32_t g = __ldg((const uint32_t *)(const void *)(gu + at));
-    const uint32_t u = __ldg((const uint32_t *)(const void *)(gu + part_gu + at));
-    const sm90_slope low = sm90_slope_of(p, s0, g & 0xFFFF, u & 0xFFFF, w);
-    const sm90_slope high = sm90_slope_of(p, s1, g >> 16, u >> 16, w);
-    *(uint32_t *)(void *)(d + at) = ptx_round_bf16x2(low.dg, high.dg);
-    *(uint32_t *)(void *)(d + part_d + at) = ptx_round_bf16x2(low.du, high.du);
-    *(uint32_t *)(void *)(d + 2 * part_d + at) = ptx_round_bf16x2(low.hw, high.hw);
+    const CUtensorMap *map = &maps[(task.kind == MOK_TASK_SHARED_D_HIDDEN ? MOK_BACK_MAPS : 0) + MOK_BACK_GU];
+    ptx_mbarrier_arrive_expect(barrier, 4 * MOK_SM90_STAGING_CHUNK);
+    for (int box = 0; box < 4; box++) {
+        ptx_tma_load_4d(staging + box * MOK_SM90_STAGING_CHUNK, map, barrier,
+                        task.col + chunk * 128 + box % 2 * 64, task.store_row, 0, box / 2);
+    }
+}
+
+/* Two columns of one row; leaves the router terms in s0 and s1. */
+static __device__ __forceinline__ void sm90_d_hidden_pair(const mok_sm90_pass &p, const float2 *middle, uint32_t g,
+                                                          uint32_t u, uint16_t *d, int64_t part, float w, float &s0,
+                                                          float &s1)
+{
+    const sm90_slope low = sm90_slope_of(p, middle, s0, g & 0xFFFF, u & 0xFFFF, w);
+    const sm90_slope high = sm90_slope_of(p, middle, s1, g >> 16, u >> 16, w);
+    *(uint32_t *)(void *)d = ptx_round_bf16x2(low.dg, high.dg);
+    *(uint32_t *)(void *)(d + part) = ptx_round_bf16x2(low.du, high.du);
+    *(uint32_t *)(void *)(d + 2 * part) = ptx_round_bf16x2(low.hw, high.hw);
     s0 = low.product;
     s1 = high.product;
 }
@@ -112,37 +141,47 @@ static __device__ __forceinline__ void sm90_router_tree(float (&d)[128], float (
     rows[1] = mok_f32_canonical(__fadd_rn(terms[2], terms[3]));
 }
 
-static __device__ __forceinline__ void sm90_d_hidden(const mok_sm90_pass &p, const mok_sm90_rank &mine,
-                                                     const mok_sm90_task &task, float (&d)[128], int group)
+/* 128 columns of this thread's two rows, one row after the other: registers are short. */
+template <int chunk>
+static __device__ __forceinline__ void sm90_d_hidden_chunk(const mok_sm90_pass &p, const mok_sm90_rank &mine,
+                                                           const mok_sm90_task &task, const unsigned char *shared,
+                                                           float (&d)[128], int first)
 {
-    const bool shared = task.kind == MOK_TASK_SHARED_D_HIDDEN;
-    const int64_t inner = shared ? mine.shape.shared_inner : mine.shape.inner;
-    const uint16_t *gu = shared ? mine.shared_gu : mine.ring_gu;
-    uint16_t *to = shared ? mine.shared_d : mine.ring_d;
-    const int64_t part = (shared ? mine.shared_rows : mine.ring_rows) * inner;
-    const int first = group * 64 + threadIdx.x / 32 % 4 * 16 + (threadIdx.x & 31) / 4;
+    const bool shared_expert = task.kind == MOK_TASK_SHARED_D_HIDDEN;
+    const int64_t inner = shared_expert ? mine.shape.shared_inner : mine.shape.inner;
+    const int64_t part = (shared_expert ? mine.shared_rows : mine.ring_rows) * inner;
+    const float2 *middle = (const float2 *)(const void *)(shared + SM90_SILU_OFFSET);
+    const int lane = threadIdx.x & 31;
 #pragma unroll
-    for (int half = 0; half < 2; half++) { /* one row's values at a time: registers are short */
-        const sm90_row row = sm90_row_of(p, mine, task, first + 8 * half, inner);
+    for (int half = 0; half < 2; half++) {
+        const int row = first + 8 * half;
+        const sm90_row at = sm90_row_of(p, mine, task, row, inner);
+        uint16_t *to = (shared_expert ? mine.shared_d : mine.ring_d) + at.at + chunk * 128;
+        const unsigned char *from = shared + SM90_STAGING_OFFSET + row * 128 + (lane & 3) * 4;
 #pragma unroll
-        for (int j = 0; j < 32; j++) {
-            float &s0 = d[4 * j + 2 * half];
-            float &s1 = d[4 * j + 2 * half + 1];
-            if (8 * j < task.cols && row.stored) {
-                sm90_d_hidden_pair(p, gu, part, to, part, row.at + 8 * j, row.w, s0, s1);
+        for (int j = 0; j < 16; j++) {
+            float &s0 = d[chunk * 64 + 4 * j + 2 * half];
+            float &s1 = d[chunk * 64 + 4 * j + 2 * half + 1];
+            if (chunk * 128 + 8 * j < task.cols && at.stored) {
+                const unsigned char *gu = from + j / 8 * MOK_SM90_STAGING_CHUNK + (((j % 8) ^ (lane >> 2)) << 4);
+                const uint32_t g = *(const uint32_t *)(const void *)gu;
+                const uint32_t u = *(const uint32_t *)(const void *)(gu + 2 * MOK_SM90_STAGING_CHUNK);
+                sm90_d_hidden_pair(p, middle, g, u, to + 8 * j, part, at.w, s0, s1);
             } else {
                 s0 = s1 = 0.0f; /* columns past the end count as +0 */
             }
         }
     }
-    ptx_fence_proxy_async(); /* dg, du and hw are read next by the copy engine */
-    if (shared) {
-        return;
-    }
+}
+
+/* The chunks' router terms, in the accumulators, to their parts. */
+static __device__ __forceinline__ void sm90_store_router_parts(const mok_sm90_rank &mine, const mok_sm90_task &task,
+                                                               float (&d)[128], int first)
+{
     float sum[2][2];
     sm90_router_tree<0>(d, sum[0]);
     sm90_router_tree<1>(d, sum[1]);
-    const int64_t chunks = mok_blocks_of(inner, MOK_ROUTER_CHUNK);
+    const int64_t chunks = mok_blocks_of(mine.shape.inner, MOK_ROUTER_CHUNK);
     for (int chunk = 0; chunk < 2; chunk++) {
         if ((threadIdx.x & 3) == 0 && chunk * 128 < task.cols) {
             for (int half = 0; half < 2; half++) {
@@ -150,6 +189,30 @@ static __device__ __forceinline__ void sm90_d_hidden(const mok_sm90_pass &p, con
                     sum[chunk][half];
             }
         }
+    }
+}
+
+/* The first 128 columns of g and u were fetched while the products ran; the others follow through the same
+ * memory when both groups have read it. */
+static __device__ __forceinline__ void sm90_d_hidden(const mok_sm90_pass &p, int32_t rank, const mok_sm90_task &task,
+                                                     unsigned char *shared, sm90_control *control, float (&d)[128],
+                                                     int group)
+{
+    const mok_sm90_rank &mine = p.rank[rank];
+    const uint32_t barrier = ptx_shared_address(&control->gu_full);
+    const int first = group * 64 + threadIdx.x / 32 % 4 * 16 + (threadIdx.x & 31) / 4;
+    mbarrier_wait(barrier, 0);
+    sm90_d_hidden_chunk<0>(p, mine, task, shared, d, first);
+    ptx_fence_proxy_async();
+    ptx_bar_sync<4, SM90_CONSUMER_THREADS>();
+    if (threadIdx.x == 128) {
+        sm90_fetch_gu(p.map[rank], task, ptx_shared_address(shared + SM90_STAGING_OFFSET), barrier, 1);
+    }
+    mbarrier_wait(barrier, 1);
+    sm90_d_hidden_chunk<1>(p, mine, task, shared, d, first);
+    ptx_fence_proxy_async(); /* dg, du and hw are read next by the copy engine */
+    if (task.kind == MOK_TASK_D_HIDDEN) {
+        sm90_store_router_parts(mine, task, d, first);
     }
 }
 
@@ -219,9 +282,14 @@ static __device__ __forceinline__ void sm90_consumer_backward(const mok_sm90_pas
             return;
         }
         sm90_ring_next<MOK_SM90_TASK_SLOTS>(&slot);
-        const int64_t began = traced ? sm90_clock() : 0;
+        int64_t began = traced ? sm90_clock() : 0;
         const bool rows = sm90_leaves_as_rows(task.kind);
         const bool hidden = task.kind == MOK_TASK_D_HIDDEN || task.kind == MOK_TASK_SHARED_D_HIDDEN;
+        if (hidden && threadIdx.x == 128) {
+            mbarrier_wait(ptx_shared_address(&control->staged_empty), staged_parity);
+            sm90_fetch_gu(p.map[rank], task, staging, ptx_shared_address(&control->gu_full), 0);
+        }
+        __syncwarp();
         if (rows || hidden) {
             sm90_chain<0, 1>(d, control, stages, group, task.k_steps, &stage);
         } else {
@@ -229,15 +297,19 @@ static __device__ __forceinline__ void sm90_consumer_backward(const mok_sm90_pas
         }
         if (traced) {
             sm90_trace(p, MOK_SM90_ROLE_CONSUMER, MOK_SM90_WORK, task.kind, task.block, task.col, began, sm90_clock());
+            began = sm90_clock();
         }
         mbarrier_wait(ptx_shared_address(&control->staged_empty), staged_parity);
         staged_parity ^= 1;
         if (rows) {
             sm90_stage_tile(d, staging, group, true);
         } else if (hidden) {
-            sm90_d_hidden(p, mine, task, d, group);
+            sm90_d_hidden(p, rank, task, shared, control, d, group);
         } else {
             sm90_store_gradient(mine, task, d, group);
+        }
+        if (traced) { /* waiting for staging, and what followed the products */
+            sm90_trace(p, MOK_SM90_ROLE_CONSUMER, MOK_SM90_WAIT, task.kind, task.block, task.col, began, sm90_clock());
         }
         ptx_mbarrier_arrive(ptx_shared_address(&control->staged_full));
         if (group == 0) {

@@ -48,6 +48,7 @@ typedef enum mok_sm90_back_map {
     MOK_BACK_X_ROWS,  /* [rows, H] */
     MOK_BACK_DY_ROWS, /* [rows, H] */
     MOK_BACK_D_ROWS,  /* [3, rows, I] */
+    MOK_BACK_GU,      /* [2, rows, I]: g and u, box 64 x 128 */
     MOK_BACK_MAPS
 } mok_sm90_back_map;
 
@@ -173,7 +174,8 @@ typedef struct mok_sm90_pass {
     int32_t stalled_rank; /* a rank whose blocks leave at once, for tests; -1 for none */
     int32_t clamped;
     float limit, silu_limit, dsilu_limit;
-    const float *silu, *dsilu; /* [65536] by bf16 bits */
+    const float *silu;   /* [65536] by bf16 bits */
+    const float *slopes; /* [65536, 2] silu and its slope */
     uint64_t timeout_ns;
     uint32_t *abort; /* device: not 0 once a wait has failed */
     mok_sm90_fault *fault;

@@ -9,13 +9,15 @@
 #include "cuda/sm90/ptx/wgmma.cuh"
 #include "numerics/exp.h"
 
-/* silu of all bf16 values, then its slope. */
+/* silu of all bf16 values, then pairs of it and its slope. */
 extern "C" __global__ void mok_sm90_silu_table(float *table)
 {
     const uint32_t bits = blockIdx.x * blockDim.x + threadIdx.x;
     if (bits < 65536) {
-        table[bits] = mok_silu_f32(mok_f32_of_bits(bits << 16));
-        table[65536 + bits] = mok_dsilu_f32(mok_f32_of_bits(bits << 16));
+        const float silu = mok_silu_f32(mok_f32_of_bits(bits << 16));
+        table[bits] = silu;
+        table[65536 + 2 * bits] = silu;
+        table[65536 + 2 * bits + 1] = mok_dsilu_f32(mok_f32_of_bits(bits << 16));
     }
 }
 

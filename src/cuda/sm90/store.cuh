@@ -40,9 +40,7 @@ static __device__ __forceinline__ float sm90_silu(const mok_sm90_pass &p, const 
     const uint32_t at = (g & 0x7FFF) - SM90_SILU_FIRST;
     const bool inside = at < SM90_SILU_HALF;
     float value = middle[(inside ? at : 0) + (g >> 15) * SM90_SILU_HALF];
-    if (!inside) {
-        value = __ldg(p.silu + g);
-    }
+    ptx_load_if(value, p.silu + g, inside ? 0 : 1);
     return value;
 }
 

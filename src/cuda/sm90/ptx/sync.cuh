@@ -38,6 +38,29 @@ static __device__ __forceinline__ uint32_t ptx_add_acq_rel_sys(uint32_t *address
     return before;
 }
 
+/* Loads that leave their result as it is where `wanted` is 0: no branch, so that several are in flight. */
+static __device__ __forceinline__ void ptx_load_if(float &x, const float *address, uint32_t wanted)
+{
+    asm("{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %2, 0;\n"
+        "@p ld.global.nc.f32 %0, [%1];\n"
+        "}"
+        : "+f"(x)
+        : "l"(address), "r"(wanted));
+}
+
+static __device__ __forceinline__ void ptx_load_pair_if(float2 &x, const float2 *address, uint32_t wanted)
+{
+    asm("{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %3, 0;\n"
+        "@p ld.global.nc.v2.f32 {%0, %1}, [%2];\n"
+        "}"
+        : "+f"(x.x), "+f"(x.y)
+        : "l"(address), "r"(wanted));
+}
+
 /* Orders ordinary accesses and those of the copy engine and tensor core, global and shared. */
 static __device__ __forceinline__ void ptx_fence_proxy_async(void)
 {
