@@ -225,8 +225,8 @@ typedef struct mok_layer_config {
                                     overflows: roundup(R * max_tokens * K + 127 * E_r, 128) */
     int64_t macrobatch_rows;     /* rows of intermediates held at a time; a multiple of 128;
                                     0 for min(capacity, roundup(2 * max_tokens * K + 128 * E_r, 128)) */
-    int64_t minibatch_rows;      /* rows between two stages of the pipeline; a multiple of 128, at most
-                                    macrobatch_rows; 0 for min(macrobatch_rows, 1024) */
+    int64_t minibatch_rows;      /* rows between two stages of the pipeline; a multiple of 128; more than
+                                    macrobatch_rows counts as that; 0 for min(macrobatch_rows, 1024) */
     mok_arith arith;             /* Default MOK_ARITH_TC16 */
     mok_activation activation;   /* Default MOK_ACTIVATION_SWIGLU */
     float swiglu_limit;          /* finite, >= 0; read only by MOK_ACTIVATION_SWIGLU_CLAMPED */
