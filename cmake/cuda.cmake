@@ -29,7 +29,7 @@ file(GLOB MOK_CUDA_KERNELS CONFIGURE_DEPENDS src/cuda/sm90/*.cu)
 add_library(mok_cuda_kernels OBJECT ${MOK_CUDA_KERNELS})
 target_include_directories(mok_cuda_kernels PRIVATE include src)
 set_target_properties(mok_cuda_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_STANDARD 17
-    CUDA_VISIBILITY_PRESET hidden)
+    CUDA_VISIBILITY_PRESET hidden CUDA_COMPILER_LAUNCHER ${PROJECT_SOURCE_DIR}/cmake/strict-nvcc)
 target_compile_options(mok_cuda_kernels PRIVATE
     -gencode=arch=compute_90a,code=sm_90a -fmad=false -lineinfo
     -Xptxas -warn-spills,--warning-as-error)

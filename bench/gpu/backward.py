@@ -6,9 +6,6 @@ As forward.py, with all gradients: dx, router weights, and weights stored in bf1
 18 T K H I. Equality with the CPU library: dx and router gradients of --samples tokens, and every byte of the three
 weight gradients of one expert, recomputed from its rows.
 """
-import argparse
-import datetime
-import json
 import os
 import sys
 
@@ -157,41 +154,10 @@ def run_case(lib, options, name, routing):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", default="build/cuda/libmok.so")
-    parser.add_argument("--shapes", default=",".join(base.SHAPES))
-    parser.add_argument("--routings", default="uniform,skewed")
-    parser.add_argument("--repeats", type=int, default=12)
-    parser.add_argument("--samples", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--comm-blocks", type=int, default=0)
-    parser.add_argument("--minibatch-rows", type=int, default=0)
+    parser = base.make_parser(__doc__, 12, 16)
     parser.add_argument("--trace-events", type=int, default=0)
-    parser.add_argument("--no-peers", action="store_true")
-    parser.add_argument("--json")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("skipped: this machine has no GPU")
-        return 77
-    lib = mok.Library(os.path.abspath(options.library))
-    common = {"command": "python3 " + " ".join(sys.argv), "commit": base.commit(),
-              "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-              "device": torch.cuda.get_device_name()}
-    rows = []
-    print(f"{'shape':<16}{'routing':<9}{'ms':>8}{'TFLOP/s':>9}{'eager':>8}{'compile':>9}{'ratio':>7}  bytes equal")
-    for name in options.shapes.split(","):
-        for routing in options.routings.split(","):
-            row = run_case(lib, options, name, routing)
-            torch.cuda.empty_cache()
-            rows.append({**row, **common})
-            print(f"{name:<16}{routing:<9}{row['ms']:>8.3f}{row['tflops']:>9.0f}{row.get('eager_ms', 0):>8.3f}"
-                  f"{row.get('compile_ms', 0):>9.3f}{row.get('ratio', 0):>7.2f}  {row['digest_equal_cpu']}",
-                  flush=True)
-            if options.json:  # after every case: a later one may fail
-                with open(options.json, "w") as file:
-                    json.dump(rows, file, indent=1)
-                    file.write("\n")
-    return 0 if all(row["digest_equal_cpu"] for row in rows) else 1
+    return base.run_all(parser.parse_args(), run_case, f"{base.TABLE_HEADER}  bytes equal",
+                        lambda row: f"{base.table_line(row)}  {row['digest_equal_cpu']}")
 
 
 if __name__ == "__main__":

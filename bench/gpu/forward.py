@@ -169,19 +169,24 @@ def commit():
         return "unknown"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def make_parser(description, repeats, samples):
+    """The options that this benchmark and backward.py share."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", default="build/cuda/libmok.so")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--routings", default="uniform,skewed")
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--samples", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--samples", type=int, default=samples)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--comm-blocks", type=int, default=0)
     parser.add_argument("--minibatch-rows", type=int, default=0)
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--json")
-    options = parser.parse_args()
+    return parser
+
+
+def run_all(options, run_one, header, line):
+    """run_one(library, options, shape, routing) for every case; prints a table, keeps the JSON up to date."""
     if not torch.cuda.is_available():
         print("skipped: this machine has no GPU")
         return 77
@@ -190,21 +195,32 @@ def main():
               "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
               "device": torch.cuda.get_device_name()}
     rows = []
-    print(f"{'shape':<16}{'routing':<9}{'ms':>8}{'TFLOP/s':>9}{'eager':>8}{'compile':>9}{'ratio':>7}"
-          f"{'cublas':>8}  bytes equal")
+    print(header)
     for name in options.shapes.split(","):
         for routing in options.routings.split(","):
-            row = run_case(lib, options, name, routing)
+            row = run_one(lib, options, name, routing)
             torch.cuda.empty_cache()
             rows.append({**row, **common})
-            print(f"{name:<16}{routing:<9}{row['ms']:>8.3f}{row['tflops']:>9.0f}{row.get('eager_ms', 0):>8.3f}"
-                  f"{row.get('compile_ms', 0):>9.3f}{row.get('ratio', 0):>7.2f}{row.get('cublas_ms', 0):>8.3f}"
-                  f"  {row['digest_equal_cpu']}", flush=True)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(rows, file, indent=1)
-            file.write("\n")
+            print(line(row), flush=True)
+            if options.json:  # after every case: a later one may fail
+                with open(options.json, "w") as file:
+                    json.dump(rows, file, indent=1)
+                    file.write("\n")
     return 0 if all(row["digest_equal_cpu"] for row in rows) else 1
+
+
+def table_line(row):
+    return (f"{row['shape']:<16}{row['routing']:<9}{row['ms']:>8.3f}{row['tflops']:>9.0f}{row.get('eager_ms', 0):>8.3f}"
+            f"{row.get('compile_ms', 0):>9.3f}{row.get('ratio', 0):>7.2f}")
+
+
+TABLE_HEADER = f"{'shape':<16}{'routing':<9}{'ms':>8}{'TFLOP/s':>9}{'eager':>8}{'compile':>9}{'ratio':>7}"
+
+
+def main():
+    options = make_parser(__doc__, 20, 32).parse_args()
+    return run_all(options, run_case, f"{TABLE_HEADER}{'cublas':>8}  bytes equal",
+                   lambda row: f"{table_line(row)}{row.get('cublas_ms', 0):>8.3f}  {row['digest_equal_cpu']}")
 
 
 if __name__ == "__main__":

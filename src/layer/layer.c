@@ -181,12 +181,11 @@ mok_status mok_layer_describe(const mok_layer *layer, char *buffer, size_t buffe
     const mok_shape *shape = &layer->shape;
     (void)snprintf(buffer, buffer_bytes,
                    "rank %d of %d: hidden %lld, intermediate %lld, shared %lld, experts %lld "
-                   "(%lld..%lld here), slots %lld, class %s, level %s, threads %d, macrobatch %lld, "
+                   "(%lld from %lld on here), slots %lld, class %s, level %s, threads %d, macrobatch %lld, "
                    "minibatch %lld",
                    shape->rank, shape->ranks, (long long)shape->hidden, (long long)shape->inner,
                    (long long)shape->shared_inner, (long long)shape->experts,
-                   (long long)shape->expert_begin,
-                   (long long)(shape->expert_begin + shape->expert_count - 1), (long long)shape->slots,
+                   (long long)shape->expert_count, (long long)shape->expert_begin, (long long)shape->slots,
                    mok_arith_string(layer->config.arith), mok_level_string(mok_comm_level(layer->comm)),
                    layer->comm->threads, (long long)(shape->macro_blocks * MOK_ROW_BLOCK),
                    (long long)(shape->mini_blocks * MOK_ROW_BLOCK));

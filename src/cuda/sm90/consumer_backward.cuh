@@ -98,122 +98,100 @@ static __device__ __forceinline__ void sm90_fetch_gu(const CUtensorMap *maps, co
     }
 }
 
-/* Two columns of one row; leaves the router terms in s0 and s1. */
+/* Two columns of one row, and their terms of the router gradient. */
 static __device__ __forceinline__ void sm90_d_hidden_pair(const mok_sm90_pass &p, const float2 *middle, uint32_t g,
-                                                          uint32_t u, uint16_t *d, int64_t part, float w, float &s0,
-                                                          float &s1)
+                                                          uint32_t u, uint16_t *d, int64_t part, float w, float s0,
+                                                          float s1, float &term0, float &term1)
 {
     const sm90_slope low = sm90_slope_of(p, middle, s0, g & 0xFFFF, u & 0xFFFF, w);
     const sm90_slope high = sm90_slope_of(p, middle, s1, g >> 16, u >> 16, w);
     *(uint32_t *)(void *)d = ptx_round_bf16x2(low.dg, high.dg);
     *(uint32_t *)(void *)(d + part) = ptx_round_bf16x2(low.du, high.du);
     *(uint32_t *)(void *)(d + 2 * part) = ptx_round_bf16x2(low.hw, high.hw);
-    s0 = low.product;
-    s1 = high.product;
+    term0 = low.product;
+    term1 = high.product;
 }
 
-/* The tree of one chunk of 128 columns: distances 64 to 8 lie in this thread's registers, 4 and 2 across the
- * quad, 1 in the pair. rows are the thread's two. */
-template <int chunk>
-static __device__ __forceinline__ void sm90_router_tree(float (&d)[128], float (&rows)[2])
+/* The tree of a row's chunk of 128 columns: distances 64 to 8 lie in this thread's registers, 4 and 2 across the
+ * quad, 1 in the pair. */
+static __device__ __forceinline__ float sm90_router_tree(float (&terms)[32])
 {
-    float *terms = d + chunk * 64;
 #pragma unroll
     for (int distance = 8; distance >= 1; distance /= 2) {
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             if (j < distance) {
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    terms[4 * j + e] = __fadd_rn(terms[4 * j + e], terms[4 * (j + distance) + e]);
-                }
+                terms[2 * j] = __fadd_rn(terms[2 * j], terms[2 * (j + distance)]);
+                terms[2 * j + 1] = __fadd_rn(terms[2 * j + 1], terms[2 * (j + distance) + 1]);
             }
         }
     }
 #pragma unroll
     for (int across = 2; across >= 1; across /= 2) {
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            terms[e] = __fadd_rn(terms[e], __shfl_xor_sync(0xFFFFFFFFu, terms[e], across));
-        }
+        terms[0] = __fadd_rn(terms[0], __shfl_xor_sync(0xFFFFFFFFu, terms[0], across));
+        terms[1] = __fadd_rn(terms[1], __shfl_xor_sync(0xFFFFFFFFu, terms[1], across));
     }
-    rows[0] = mok_f32_canonical(__fadd_rn(terms[0], terms[1]));
-    rows[1] = mok_f32_canonical(__fadd_rn(terms[2], terms[3]));
+    return mok_f32_canonical(__fadd_rn(terms[0], terms[1]));
 }
 
-/* 128 columns of this thread's two rows, one row after the other: registers are short. */
-template <int chunk>
-static __device__ __forceinline__ void sm90_d_hidden_chunk(const mok_sm90_pass &p, const mok_sm90_rank &mine,
-                                                           const mok_sm90_task &task, const unsigned char *shared,
-                                                           float (&d)[128], int first)
+/* 128 columns of one of this thread's rows. The accumulators are only read: were they written here, the compiler
+ * would serialise the products. */
+template <int chunk, int half>
+static __device__ __forceinline__ void sm90_d_hidden_row(const mok_sm90_pass &p, const mok_sm90_rank &mine,
+                                                         const mok_sm90_task &task, const unsigned char *shared,
+                                                         const float (&d)[128], int row)
 {
     const bool shared_expert = task.kind == MOK_TASK_SHARED_D_HIDDEN;
     const int64_t inner = shared_expert ? mine.shape.shared_inner : mine.shape.inner;
     const int64_t part = (shared_expert ? mine.shared_rows : mine.ring_rows) * inner;
     const float2 *middle = (const float2 *)(const void *)(shared + SM90_SILU_OFFSET);
     const int lane = threadIdx.x & 31;
+    const sm90_row at = sm90_row_of(p, mine, task, row, inner);
+    uint16_t *to = (shared_expert ? mine.shared_d : mine.ring_d) + at.at + chunk * 128;
+    const unsigned char *from = shared + SM90_STAGING_OFFSET + row * 128 + (lane & 3) * 4;
+    float terms[32];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = first + 8 * half;
-        const sm90_row at = sm90_row_of(p, mine, task, row, inner);
-        uint16_t *to = (shared_expert ? mine.shared_d : mine.ring_d) + at.at + chunk * 128;
-        const unsigned char *from = shared + SM90_STAGING_OFFSET + row * 128 + (lane & 3) * 4;
-#pragma unroll
-        for (int j = 0; j < 16; j++) {
-            float &s0 = d[chunk * 64 + 4 * j + 2 * half];
-            float &s1 = d[chunk * 64 + 4 * j + 2 * half + 1];
-            if (chunk * 128 + 8 * j < task.cols && at.stored) {
-                const unsigned char *gu = from + j / 8 * MOK_SM90_STAGING_CHUNK + (((j % 8) ^ (lane >> 2)) << 4);
-                const uint32_t g = *(const uint32_t *)(const void *)gu;
-                const uint32_t u = *(const uint32_t *)(const void *)(gu + 2 * MOK_SM90_STAGING_CHUNK);
-                sm90_d_hidden_pair(p, middle, g, u, to + 8 * j, part, at.w, s0, s1);
-            } else {
-                s0 = s1 = 0.0f; /* columns past the end count as +0 */
-            }
+    for (int j = 0; j < 16; j++) {
+        terms[2 * j] = terms[2 * j + 1] = 0.0f; /* columns past the end count as +0 */
+        if (chunk * 128 + 8 * j < task.cols && at.stored) {
+            const unsigned char *gu = from + j / 8 * MOK_SM90_STAGING_CHUNK + (((j % 8) ^ (lane >> 2)) << 4);
+            const uint32_t g = *(const uint32_t *)(const void *)gu;
+            const uint32_t u = *(const uint32_t *)(const void *)(gu + 2 * MOK_SM90_STAGING_CHUNK);
+            sm90_d_hidden_pair(p, middle, g, u, to + 8 * j, part, at.w, d[chunk * 64 + 4 * j + 2 * half],
+                               d[chunk * 64 + 4 * j + 2 * half + 1], terms[2 * j], terms[2 * j + 1]);
         }
     }
-}
-
-/* The chunks' router terms, in the accumulators, to their parts. */
-static __device__ __forceinline__ void sm90_store_router_parts(const mok_sm90_rank &mine, const mok_sm90_task &task,
-                                                               float (&d)[128], int first)
-{
-    float sum[2][2];
-    sm90_router_tree<0>(d, sum[0]);
-    sm90_router_tree<1>(d, sum[1]);
-    const int64_t chunks = mok_blocks_of(mine.shape.inner, MOK_ROUTER_CHUNK);
-    for (int chunk = 0; chunk < 2; chunk++) {
-        if ((threadIdx.x & 3) == 0 && chunk * 128 < task.cols) {
-            for (int half = 0; half < 2; half++) {
-                mine.router_part[(int64_t)(task.store_row + first + 8 * half) * chunks + task.col / 128 + chunk] =
-                    sum[chunk][half];
-            }
-        }
+    if (shared_expert) {
+        return;
+    }
+    const float sum = sm90_router_tree(terms);
+    if ((lane & 3) == 0 && chunk * 128 < task.cols) {
+        const int64_t chunks = mok_blocks_of(inner, MOK_ROUTER_CHUNK);
+        mine.router_part[(int64_t)(task.store_row + row) * chunks + task.col / 128 + chunk] = sum;
     }
 }
 
 /* The first 128 columns of g and u were fetched while the products ran; the others follow through the same
  * memory when both groups have read it. */
 static __device__ __forceinline__ void sm90_d_hidden(const mok_sm90_pass &p, int32_t rank, const mok_sm90_task &task,
-                                                     unsigned char *shared, sm90_control *control, float (&d)[128],
-                                                     int group)
+                                                     unsigned char *shared, sm90_control *control,
+                                                     const float (&d)[128], int group)
 {
     const mok_sm90_rank &mine = p.rank[rank];
     const uint32_t barrier = ptx_shared_address(&control->gu_full);
     const int first = group * 64 + threadIdx.x / 32 % 4 * 16 + (threadIdx.x & 31) / 4;
     mbarrier_wait(barrier, 0);
-    sm90_d_hidden_chunk<0>(p, mine, task, shared, d, first);
+    sm90_d_hidden_row<0, 0>(p, mine, task, shared, d, first);
+    sm90_d_hidden_row<0, 1>(p, mine, task, shared, d, first + 8);
     ptx_fence_proxy_async();
     ptx_bar_sync<4, SM90_CONSUMER_THREADS>();
     if (threadIdx.x == 128) {
         sm90_fetch_gu(p.map[rank], task, ptx_shared_address(shared + SM90_STAGING_OFFSET), barrier, 1);
     }
     mbarrier_wait(barrier, 1);
-    sm90_d_hidden_chunk<1>(p, mine, task, shared, d, first);
+    sm90_d_hidden_row<1, 0>(p, mine, task, shared, d, first);
+    sm90_d_hidden_row<1, 1>(p, mine, task, shared, d, first + 8);
     ptx_fence_proxy_async(); /* dg, du and hw are read next by the copy engine */
-    if (task.kind == MOK_TASK_D_HIDDEN) {
-        sm90_store_router_parts(mine, task, d, first);
-    }
 }
 
 /* ---- Weight gradients ---- */
