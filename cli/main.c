@@ -15,6 +15,7 @@ static const struct {
     {"check", mok_cli_check, "prove that every implementation and every split gives the same bytes"},
     {"bench", mok_cli_bench, "measure products and the whole layer"},
     {"train", mok_cli_train, "train a mixture-of-experts language model on a text"},
+    {"launch", mok_cli_launch, "run a command as several processes that share memory"},
     {"trace", mok_cli_trace, "record what each block of the GPU does in a forward pass"},
 };
 

@@ -15,7 +15,7 @@
 
 typedef struct train_options {
     const char *data, *out, *resume, *size, *arith, *level;
-    int64_t ranks, threads, steps, seed, batch, stop_at, eval_every, save_every, sample_bytes;
+    int64_t timeout_ms, ranks, threads, steps, seed, batch, stop_at, eval_every, save_every, sample_bytes;
     double lr, temperature;
     bool quiet, json;
 } train_options;
@@ -57,6 +57,7 @@ static int parse(train_options *o, int argc, char **argv)
          "length of the text written at the end"},
         {"temperature", OPTION_REAL, &o->temperature, "X",
          "of that text; 0: always the likeliest byte"},
+        {"timeout-ms", OPTION_INT, &o->timeout_ms, "N", "deadline of waits between processes; default 60000"},
         {"quiet", OPTION_FLAG, &o->quiet, NULL, "no progress and no text"},
         {"json", OPTION_FLAG, &o->json, NULL, "one JSON object at the end instead of text"},
     };
@@ -103,6 +104,38 @@ static bool names(train_config *config, const train_options *o, char *why)
            copy_path(config->resume_path, o->resume, "resume", why);
 }
 
+/* A whole number in [least, most] from the environment. */
+static bool number_from(const char *name, int64_t least, int64_t most, int64_t *out)
+{
+    const char *text = getenv(name);
+    char *end = NULL;
+    const long long value = text != NULL ? strtoll(text, &end, 10) : 0;
+    *out = value;
+    return text != NULL && end != text && *end == '\0' && value >= least && value <= most;
+}
+
+/* Under mok launch this process is one rank of several: MOK_SHM, MOK_RANK and MOK_RANKS say which. */
+static mok_status take_environment(train_config *config, int64_t asked, int64_t *ranks, char *why)
+{
+    const char *name = getenv("MOK_SHM");
+    int64_t rank = 0;
+    if (name == NULL) {
+        return MOK_OK;
+    }
+    if (strlen(name) >= sizeof config->shm_name || !number_from("MOK_RANKS", 1, MOK_MAX_RANKS, ranks) ||
+        !number_from("MOK_RANK", 0, *ranks - 1, &rank)) {
+        return train_fail(why, MOK_ERROR_ARGUMENT,
+                          "MOK_SHM is set: MOK_RANKS must be 1..%d and MOK_RANK below it", MOK_MAX_RANKS);
+    }
+    if (asked != UNSET && asked != *ranks) {
+        return train_fail(why, MOK_ERROR_ARGUMENT, "--ranks is %" PRId64 ", the launcher made %" PRId64 " processes",
+                          asked, *ranks);
+    }
+    (void)snprintf(config->shm_name, sizeof config->shm_name, "%s", name);
+    config->process_rank = (int32_t)rank;
+    return MOK_OK;
+}
+
 static mok_status configure(train_config *config, const train_options *o, char *why)
 {
     TRAIN_TRY(train_config_init(config, o->size, why));
@@ -127,12 +160,20 @@ static mok_status configure(train_config *config, const train_options *o, char *
         return train_fail(why, MOK_ERROR_ARGUMENT, "--ranks must be 1..%d and --threads 0..256",
                           MOK_MAX_RANKS);
     }
+    TRAIN_TRY(take_environment(config, o->ranks, &ranks, why));
     config->ranks = (int32_t)ranks;
     config->threads = (int32_t)threads;
     config->seed = (uint64_t)seed;
     config->lr = o->lr >= 0.0 ? o->lr : config->lr;
     config->temperature = o->temperature >= 0.0 ? o->temperature : config->temperature;
-    config->quiet = o->quiet || o->json;
+    /* Of several processes the first one speaks. */
+    config->quiet = o->quiet || o->json || config->process_rank > 0;
+    if (o->timeout_ms != UNSET) {
+        if (o->timeout_ms < 1 || o->timeout_ms > 86400000) {
+            return train_fail(why, MOK_ERROR_ARGUMENT, "--timeout-ms must be 1..86400000");
+        }
+        config->timeout_ms = (int32_t)o->timeout_ms;
+    }
     return train_config_check(config, why);
 }
 
@@ -161,7 +202,8 @@ static void print_begin(const train_config *config)
     (void)printf("size %s, %.2f M parameters, %" PRId64 " steps of %" PRId64 " tokens of %s\n",
                  config->size_name, (double)train_parameter_count(config) / 1e6, config->steps,
                  train_batch_tokens(config), config->data_path);
-    (void)printf("%d ranks of %d threads, class %s%s%s\n", config->ranks, train_threads(config),
+    (void)printf("%d ranks %sof %d threads, class %s%s%s\n", config->ranks,
+                 config->shm_name[0] != '\0' ? "(processes that share memory) " : "", train_threads(config),
                  mok_arith_string(config->arith),
                  config->resume_path[0] != '\0' ? ", resumed from " : "", config->resume_path);
     (void)fflush(stdout);
@@ -228,9 +270,9 @@ static int print_end(const train_outcome *out, const train_config *config)
 
 int mok_cli_train(int argc, char **argv)
 {
-    train_options o = {"data/text.txt", "out", "",    "demo", "tc16", "auto", UNSET,
-                       UNSET,           UNSET, UNSET, UNSET,  UNSET,  UNSET,  UNSET,
-                       UNSET,           -1.0,  -1.0,  false,  false};
+    train_options o = {"data/text.txt", "out", "",    "demo", "tc16", "auto", UNSET, UNSET,
+                       UNSET,           UNSET, UNSET, UNSET,  UNSET,  UNSET,  UNSET, UNSET,
+                       -1.0,            -1.0,  false, false};
     train_config config;
     train_outcome out;
     char why[TRAIN_WHY_BYTES] = "";
@@ -255,6 +297,10 @@ int mok_cli_train(int argc, char **argv)
     }
     char hex[MOK_DIGEST_HEX_BYTES];
     mok_digest_hex(hex, &out.digest);
+    if (config.process_rank > 0) {
+        free(out.sample);
+        return EXIT_CODE_OK;
+    }
     const int end = o.json ? print_json(&out, &config, hex) : print_end(&out, &config);
     free(out.sample);
     return end;

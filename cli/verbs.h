@@ -7,5 +7,6 @@ int mok_cli_check(int argc, char **argv);
 int mok_cli_bench(int argc, char **argv);
 int mok_cli_train(int argc, char **argv);
 int mok_cli_trace(int argc, char **argv);
+int mok_cli_launch(int argc, char **argv);
 
 #endif

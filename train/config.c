@@ -57,6 +57,7 @@ mok_status train_config_init(train_config *config, const char *size_name, char *
         config->clip = 1.0;
         config->bias_rate = from->bias_rate;
         config->ranks = 1;
+        config->timeout_ms = 60000;
         config->level = MOK_LEVEL_AUTO;
         config->eval_every = from->eval_every;
         config->save_every = from->save_every;

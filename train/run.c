@@ -176,8 +176,33 @@ static mok_status take_sample(rank_run *r)
     return sample_text(&r->m, r->text, (uint8_t *)r->out.sample, count);
 }
 
+/* What decides the bits must be alike on all ranks: as threads they share it, as processes they were told. */
+static mok_status check_alike(rank_run *r)
+{
+    train_identity mine;
+    train_identity first;
+    mok_digest text = r->text->digest;
+    mok_status status = MOK_OK;
+    train_config_identity(&mine, r->config);
+    first = mine;
+    TRAIN_TRY(mok_comm_broadcast(r->comm, first.value, sizeof first.value, 0));
+    TRAIN_TRY(mok_comm_broadcast(r->comm, &text, sizeof text, 0));
+    for (int i = 0; i < TRAIN_IDENTITY_COUNT && status == MOK_OK; i++) {
+        if (strcmp(mine.value[i], first.value[i]) != 0) {
+            status = train_fail(r->why, MOK_ERROR_MISMATCH, "rank %d runs with %s %s, rank 0 with %s",
+                                mok_comm_rank(r->comm), mine.name[i], mine.value[i], first.value[i]);
+        }
+    }
+    if (status == MOK_OK && memcmp(&text, &r->text->digest, sizeof text) != 0) {
+        status = train_fail(r->why, MOK_ERROR_MISMATCH, "rank %d reads another --data than rank 0",
+                            mok_comm_rank(r->comm));
+    }
+    return train_agree(r->comm, status, r->why);
+}
+
 static mok_status prepare(rank_run *r)
 {
+    TRAIN_TRY(check_alike(r));
     TRAIN_TRY(model_open(&r->m, r->config, r->comm, r->why));
     params_init(&r->m.params, r->config->seed);
     if (r->config->resume_path[0] != '\0') {
@@ -288,6 +313,40 @@ static mok_status join_ranks(rank_run *runs, int32_t started, const train_config
     return status;
 }
 
+/* This process is one rank of several: the others run the same in theirs. Only rank 0 has the sample. */
+static mok_status run_member(train_outcome *out, const train_config *config, const train_text *text, char *why)
+{
+    mok_comm *comm = NULL;
+    mok_comm_config comm_config;
+    rank_run *r = calloc(1, sizeof *r);
+    if (r == NULL) {
+        return train_fail(why, MOK_ERROR_MEMORY, "no memory for a rank");
+    }
+    mok_comm_config_init(&comm_config);
+    comm_config.threads = train_threads(config);
+    comm_config.level = config->level;
+    comm_config.timeout_ms = config->timeout_ms;
+    mok_status status =
+        mok_comm_open_shm(&comm, config->shm_name, config->process_rank, config->ranks, &comm_config);
+    if (status != MOK_OK) {
+        free(r);
+        return train_fail(why, status, "%s", mok_last_error());
+    }
+    r->config = config;
+    r->text = text;
+    r->comm = comm;
+    (void)rank_thread(r);
+    status = r->status == MOK_OK ? MOK_OK : train_fail(why, r->status, "%s", r->why);
+    if (status == MOK_OK) {
+        *out = r->out;
+    } else {
+        free(r->out.sample);
+    }
+    mok_comm_close(&comm);
+    free(r);
+    return status;
+}
+
 static mok_status run_ranks(train_outcome *out, const train_config *config, const train_text *text,
                             char *why)
 {
@@ -340,7 +399,8 @@ mok_status train_run(train_outcome *out, const train_config *config, char *why)
     TRAIN_TRY(train_text_open(&text, config, why));
     mok_status status = make_directory(config->out_path, why);
     if (status == MOK_OK) {
-        status = run_ranks(out, config, &text, why);
+        status = config->shm_name[0] != '\0' ? run_member(out, config, &text, why)
+                                             : run_ranks(out, config, &text, why);
     }
     train_text_close(&text);
     return status;

@@ -138,6 +138,19 @@ MOK_API void mok_comm_config_init(mok_comm_config *config);
 #define MOK_MAX_RANKS 64
 MOK_API mok_status mok_comm_open_local(mok_comm **out, int32_t ranks, const mok_comm_config *config);
 
+/* Opens this process as one of R ranks on this host, sharing memory with the others.
+ *
+ *   out      receives the handle, NULL on failure; the caller closes it
+ *   name     1..64 letters, digits, '_' or '-', the same on every rank and unlike any other run's
+ *   rank     0..ranks - 1, each once
+ *   config   NULL for the defaults; timeout_ms and level may differ between ranks, threads too
+ *
+ * Collective. Names of shared memory are gone when it returns: a rank that dies later leaves nothing behind.
+ * Errors   ARGUMENT (a name in use, too), MEMORY (shared memory is full), MISMATCH (another version or number of
+ *          ranks), DEVICE, PEER. */
+MOK_API mok_status mok_comm_open_shm(mok_comm **out, const char *name, int32_t rank, int32_t ranks,
+                                     const mok_comm_config *config);
+
 /* Closes this rank's end, sets *comm to NULL and accepts NULL. Not collective: memory that ranks share
  * goes with the last of them. Layers on it must be closed first. */
 MOK_API void mok_comm_close(mok_comm **comm);

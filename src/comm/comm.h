@@ -62,6 +62,14 @@ typedef struct mok_symmetric {
 } mok_symmetric;
 
 struct mok_group;
+struct mok_shm;
+
+/* How ranks come to share memory: threads as it is (local.c), processes through named objects (shm.c). */
+typedef struct mok_mapping {
+    mok_status (*allocate)(mok_comm *comm, mok_symmetric *out, size_t bytes, mok_phase phase);
+    void (*release)(mok_comm *comm, mok_symmetric *symmetric);
+    void (*leave)(mok_comm *comm); /* gives back the control blocks */
+} mok_mapping;
 
 struct mok_comm {
     int32_t rank;
@@ -72,7 +80,9 @@ struct mok_comm {
     mok_allocator allocator;
     const mok_kernels *kernels;
     mok_pool *pool;
-    struct mok_group *group;
+    const mok_mapping *mapping;
+    struct mok_group *group; /* of local.c */
+    struct mok_shm *shm;     /* of shm.c */
     mok_control *control[MOK_MAX_RANKS];
     unsigned char *scratch; /* threads parts of scratch_stride bytes */
     size_t scratch_stride;

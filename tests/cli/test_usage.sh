@@ -20,7 +20,7 @@ expect 2 'usage: mok VERB'
 expect 0 'usage: mok VERB' --help
 expect 0 '^mok [0-9]*\.[0-9]*\.[0-9]*$' --version
 expect 2 "unknown verb 'fly'" fly
-for verb in info check bench train; do
+for verb in info check bench train trace launch; do
     expect 0 "usage: mok $verb" $verb --help
     expect 0 'example:' $verb --help
     expect 2 "unknown option '--nothing'" $verb --nothing
