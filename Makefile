@@ -36,4 +36,4 @@ clean:
 	rm -rf build out
 
 format:
-	git ls-files '*.c' '*.h' | xargs clang-format -i
+	git ls-files '*.c' '*.h' '*.cu' '*.cuh' | grep -v /ptx/ | xargs clang-format-14 -i

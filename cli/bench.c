@@ -1,7 +1,7 @@
 /* mok bench: products, the whole layer, and how they compare with the machine and with peers.
  *
- * Things that are compared are measured in turn in one run, and medians are taken: a machine's speed drifts.
- * OpenBLAS is loaded when it is there and used for nothing else. */
+ * Things that are compared are measured in turn in one run, and medians are taken: a machine's
+ * speed drifts. OpenBLAS is loaded when it is there and used for nothing else. */
 #include <cjson/cJSON.h>
 #include <dlfcn.h>
 #include <math.h>
@@ -15,7 +15,8 @@
 #include "workload.h"
 
 static const verb_help help = {
-    "bench", "Measures products of both classes against OpenBLAS and the CPU's peak, and the whole layer.",
+    "bench",
+    "Measures products of both classes against OpenBLAS and the CPU's peak, and the whole layer.",
     "mok bench --json --peer python3"};
 
 typedef struct numbers {
@@ -120,8 +121,8 @@ static bool measure_layer(numbers *n)
     bench_workload(&w, MOK_ARITH_TC16);
     bool ran = workload_open(&w);
     for (int i = 0; i < ROUNDS && ran; i++) {
-        ran = layer_time(&w, 2, &two[i], &n->layer_bytes) && layer_time(&w, 1, &one[i], &n->layer_bytes) &&
-              products_of_layer(&w, 2, &bare[i]);
+        ran = layer_time(&w, 2, &two[i], &n->layer_bytes) &&
+              layer_time(&w, 1, &one[i], &n->layer_bytes) && products_of_layer(&w, 2, &bare[i]);
     }
     if (ran) {
         n->layer_s = median(two, ROUNDS);
@@ -145,12 +146,13 @@ static void measure_peer(numbers *n, const char *python, const char *script)
     if (python == NULL) {
         return;
     }
-    (void)snprintf(command, sizeof command, "'%s' '%s' %lld %lld %lld %lld %lld %lld 2", python, script,
-                   (long long)w.tokens, (long long)w.hidden, (long long)w.inner, (long long)w.shared_inner,
-                   (long long)w.experts, (long long)w.slots);
+    (void)snprintf(command, sizeof command, "'%s' '%s' %lld %lld %lld %lld %lld %lld 2", python,
+                   script, (long long)w.tokens, (long long)w.hidden, (long long)w.inner,
+                   (long long)w.shared_inner, (long long)w.experts, (long long)w.slots);
     FILE *pipe = popen(command, "r");
     char line[64] = "";
-    if (pipe == NULL || fgets(line, sizeof line, pipe) == NULL || sscanf(line, "%lf", &n->torch_s) != 1) {
+    if (pipe == NULL || fgets(line, sizeof line, pipe) == NULL ||
+        sscanf(line, "%lf", &n->torch_s) != 1) {
         (void)fprintf(stderr, "mok bench: no result from: %s\n", command);
         n->torch_s = NAN;
     }
@@ -170,10 +172,11 @@ static int print_lines(const line *lines, int count, bool json)
     for (int i = 0; i < count; i++) {
         if (!json) {
             if (isnan(lines[i].value)) {
-                (void)printf("%-24s %14s  %-8s %s\n", lines[i].name, "-", lines[i].unit, lines[i].what);
-            } else {
-                (void)printf("%-24s %14.4g  %-8s %s\n", lines[i].name, lines[i].value, lines[i].unit,
+                (void)printf("%-24s %14s  %-8s %s\n", lines[i].name, "-", lines[i].unit,
                              lines[i].what);
+            } else {
+                (void)printf("%-24s %14.4g  %-8s %s\n", lines[i].name, lines[i].value,
+                             lines[i].unit, lines[i].what);
             }
         } else if (isnan(lines[i].value)) {
             (void)cJSON_AddNullToObject(root, lines[i].name);
@@ -211,10 +214,12 @@ int mok_cli_bench(int argc, char **argv)
     }
     measure_peer(&n, python, script);
     const line lines[] = {
-        {"fma_peak_gflops", "GFLOP/s", "one core, fused multiply-adds in registers", n.fma_peak_gflops},
+        {"fma_peak_gflops", "GFLOP/s", "one core, fused multiply-adds in registers",
+         n.fma_peak_gflops},
         {"fma_gflops", "GFLOP/s", "one core, class fma", n.fma_gflops},
         {"fma_share_of_peak", "", "", n.fma_share_of_peak},
-        {"sgemm_gflops", "GFLOP/s", "one core, OpenBLAS", n.sgemm_gflops > 0.0 ? n.sgemm_gflops : NAN},
+        {"sgemm_gflops", "GFLOP/s", "one core, OpenBLAS",
+         n.sgemm_gflops > 0.0 ? n.sgemm_gflops : NAN},
         {"fma_vs_sgemm", "", "class fma over OpenBLAS", n.fma_vs_sgemm},
         {"tc16_gmac_per_s_core", "GMAC/s", "one core, class tc16", n.tc16_gmac_per_s_core},
         {"layer_s", "s", "forward and backward, class tc16, two threads", n.layer_s},
@@ -226,7 +231,8 @@ int mok_cli_bench(int argc, char **argv)
         {"layer_fma_s", "s", "the same layer, class fma", n.layer_fma_s},
         {"torch_s", "s", "the same layer in PyTorch", n.torch_s},
         {"layer_vs_torch", "", "PyTorch's time over ours, class tc16", n.torch_s / n.layer_s},
-        {"layer_fma_vs_torch", "", "PyTorch's time over ours, class fma", n.torch_s / n.layer_fma_s},
+        {"layer_fma_vs_torch", "", "PyTorch's time over ours, class fma",
+         n.torch_s / n.layer_fma_s},
     };
     return print_lines(lines, (int)(sizeof lines / sizeof lines[0]), json);
 }

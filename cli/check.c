@@ -1,7 +1,7 @@
 /* mok check: one batch, every level and every way of splitting it, one digest a class.
  *
- * The first row of a class is the reference level on one rank and one thread; every other row must have its
- * digest. --inject flips one bit of one result, to show that a difference is seen. */
+ * The first row of a class is the reference level on one rank and one thread; every other row must
+ * have its digest. --inject flips one bit of one result, to show that a difference is seen. */
 #include <cjson/cJSON.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -11,9 +11,10 @@
 #include "verbs.h"
 #include "workload.h"
 
-static const verb_help help = {
-    "check", "Compares every implementation level with the reference, then repeats, threads, chunk sizes and ranks.",
-    "mok check --json"};
+static const verb_help help = {"check",
+                               "Compares every implementation level with the reference, then "
+                               "repeats, threads, chunk sizes and ranks.",
+                               "mok check --json"};
 
 typedef struct row {
     const char *what;
@@ -71,7 +72,8 @@ static bool check_row(tally *t, workload *w, const row *r, mok_digest *first, bo
     char why[240] = "";
     char hex[MOK_DIGEST_HEX_BYTES];
     mok_digest digest;
-    workload_run run = {r->ranks, r->threads, r->level, r->macrobatch_rows, r->minibatch_rows, r->repeats, 0.0, 0};
+    workload_run run = {r->ranks,          r->threads, r->level, r->macrobatch_rows,
+                        r->minibatch_rows, r->repeats, 0.0,      0};
     if (!mok_level_available(r->level)) {
         report(t, w, r, "", "skipped: this CPU lacks it");
         return true;
@@ -145,7 +147,8 @@ int mok_cli_check(int argc, char **argv)
     const option table[] = {
         {"json", OPTION_FLAG, &json, NULL, "one JSON object with compared, different and rows"},
         {"quick", OPTION_FLAG, &quick, NULL, "a smaller batch"},
-        {"inject", OPTION_FLAG, &inject, NULL, "flip one bit of the last result, which must be found"},
+        {"inject", OPTION_FLAG, &inject, NULL,
+         "flip one bit of the last result, which must be found"},
     };
     const int code = options_parse(argc, argv, &help, table, 3);
     if (code >= 0) {
@@ -153,7 +156,7 @@ int mok_cli_check(int argc, char **argv)
     }
     cJSON *root = json ? cJSON_CreateObject() : NULL;
     tally t = {0, 0, json ? cJSON_AddArrayToObject(root, "rows") : NULL};
-    const bool ran =
-        check_class(&t, MOK_ARITH_TC16, quick, inject) && check_class(&t, MOK_ARITH_FMA, quick, inject);
+    const bool ran = check_class(&t, MOK_ARITH_TC16, quick, inject) &&
+                     check_class(&t, MOK_ARITH_FMA, quick, inject);
     return finish(&t, root, ran);
 }

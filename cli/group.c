@@ -25,7 +25,8 @@ static void *member_thread(void *context)
     return NULL;
 }
 
-mok_status group_run(int32_t ranks, const mok_comm_config *config, group_main run, void *context, char *why)
+mok_status group_run(int32_t ranks, const mok_comm_config *config, group_main run, void *context,
+                     char *why)
 {
     mok_comm *comm[MOK_MAX_RANKS] = {NULL};
     member members[MOK_MAX_RANKS];

@@ -6,9 +6,10 @@
 
 typedef mok_status (*group_main)(mok_comm *comm, void *context);
 
-/* Opens `ranks` ranks, runs main on each, closes them. Returns the lowest rank's failure with its text in
- * why [240], or MOK_OK. */
-mok_status group_run(int32_t ranks, const mok_comm_config *config, group_main run, void *context, char *why);
+/* Opens `ranks` ranks, runs main on each, closes them. Returns the lowest rank's failure with its
+ * text in why [240], or MOK_OK. */
+mok_status group_run(int32_t ranks, const mok_comm_config *config, group_main run, void *context,
+                     char *why);
 
 /* Processors that this process may use. */
 int32_t group_processors(void);

@@ -6,7 +6,8 @@
 #include "options.h"
 #include "verbs.h"
 
-static const verb_help help = {"info", "Says what this build is and what this machine has.", "mok info --json"};
+static const verb_help help = {"info", "Says what this build is and what this machine has.",
+                               "mok info --json"};
 
 static const mok_level levels[] = {MOK_LEVEL_REF, MOK_LEVEL_AVX2, MOK_LEVEL_AVX512};
 #define LEVELS (sizeof levels / sizeof levels[0])
@@ -41,7 +42,8 @@ static int print_json(void)
     (void)cJSON_AddNumberToObject(root, "processors", group_processors());
     cJSON *list = cJSON_AddObjectToObject(root, "levels");
     for (size_t i = 0; i < LEVELS; i++) {
-        (void)cJSON_AddBoolToObject(list, mok_level_string(levels[i]), mok_level_available(levels[i]));
+        (void)cJSON_AddBoolToObject(list, mok_level_string(levels[i]),
+                                    mok_level_available(levels[i]));
     }
     (void)cJSON_AddStringToObject(root, "level", mok_level_string(best_level()));
     (void)cJSON_AddBoolToObject(root, "cuda_built", CUDA_BUILT);
@@ -71,10 +73,11 @@ int mok_cli_info(int argc, char **argv)
     version_text(version, sizeof version);
     (void)printf("libmok %s\nprocessors  %d\nlevels     ", version, group_processors());
     for (size_t i = 0; i < LEVELS; i++) {
-        (void)printf(" %s%s", mok_level_string(levels[i]), mok_level_available(levels[i]) ? "" : " (not here)");
+        (void)printf(" %s%s", mok_level_string(levels[i]),
+                     mok_level_available(levels[i]) ? "" : " (not here)");
     }
-    (void)printf("\nin use      %s\nclasses     %s %s\ncuda        %s\n", mok_level_string(best_level()),
-                 mok_arith_string(MOK_ARITH_TC16), mok_arith_string(MOK_ARITH_FMA),
-                 CUDA_BUILT ? "built" : "not built");
+    (void)printf("\nin use      %s\nclasses     %s %s\ncuda        %s\n",
+                 mok_level_string(best_level()), mok_arith_string(MOK_ARITH_TC16),
+                 mok_arith_string(MOK_ARITH_FMA), CUDA_BUILT ? "built" : "not built");
     return EXIT_CODE_OK;
 }

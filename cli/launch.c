@@ -1,7 +1,8 @@
 /* mok launch: N processes of one command on this host, as ranks that share memory.
  *
- * Each gets MOK_RANK, MOK_RANKS and MOK_SHM. When one ends badly the others notice by themselves within their
- * deadline; whoever is still there after --grace seconds more is killed. Children die with the launcher. */
+ * Each gets MOK_RANK, MOK_RANKS and MOK_SHM. When one ends badly the others notice by themselves
+ * within their deadline; whoever is still there after --grace seconds more is killed. Children die
+ * with the launcher. */
 #define _DEFAULT_SOURCE /* prctl's header */
 #include <errno.h>
 #include <inttypes.h>
@@ -19,7 +20,8 @@
 #include "verbs.h"
 
 static const verb_help help = {
-    "launch", "Runs a command as N ranks that share memory: mok launch --ranks N [options] -- COMMAND ...",
+    "launch",
+    "Runs a command as N ranks that share memory: mok launch --ranks N [options] -- COMMAND ...",
     "mok launch --ranks 4 -- mok train --data data/text.txt --size tiny --out out"};
 
 typedef struct children {
@@ -103,7 +105,8 @@ static void note_end(children *c, pid_t pid, int status)
         c->code = code;
         c->first_s = group_now_s();
         if (killed) {
-            (void)fprintf(stderr, "mok launch: rank %d was killed by signal %d\n", rank, WTERMSIG(status));
+            (void)fprintf(stderr, "mok launch: rank %d was killed by signal %d\n", rank,
+                          WTERMSIG(status));
         } else {
             (void)fprintf(stderr, "mok launch: rank %d ended with code %d\n", rank, code);
         }
@@ -126,7 +129,8 @@ static int wait_for_all(children *c, double grace_s)
             c->first_s = c->first_s > 0.0 ? c->first_s : group_now_s();
         }
         if (c->first_s > 0.0 && group_now_s() - c->first_s > grace_s) {
-            (void)fprintf(stderr, "mok launch: %d ranks are still there after %.0f s: killed\n", c->left, grace_s);
+            (void)fprintf(stderr, "mok launch: %d ranks are still there after %.0f s: killed\n",
+                          c->left, grace_s);
             kill_all(c, SIGKILL);
             c->first_s = group_now_s();
         }
@@ -153,7 +157,8 @@ int mok_cli_launch(int argc, char **argv)
     double grace_s = 120.0;
     const option table[] = {
         {"ranks", OPTION_INT, &ranks, "N", "1..64; default 2"},
-        {"grace", OPTION_REAL, &grace_s, "S", "seconds that ranks get after one has failed; default 120"},
+        {"grace", OPTION_REAL, &grace_s, "S",
+         "seconds that ranks get after one has failed; default 120"},
     };
     const int at = command_at(argc, argv);
     const int code = options_parse(at < argc ? at - 1 : argc, argv, &help, table, 2);
@@ -162,7 +167,8 @@ int mok_cli_launch(int argc, char **argv)
     }
     if (at >= argc || ranks < 1 || ranks > MOK_MAX_RANKS || grace_s < 0.0) {
         (void)fprintf(stderr, "mok launch: %s; see mok launch --help\n",
-                      at >= argc ? "no command behind --" : "--ranks must be 1..64 and --grace at least 0");
+                      at >= argc ? "no command behind --"
+                                 : "--ranks must be 1..64 and --grace at least 0");
         return EXIT_CODE_USAGE;
     }
     char name[64];

@@ -12,7 +12,8 @@ static const struct {
     const char *purpose;
 } verbs[] = {
     {"info", mok_cli_info, "what this machine and this build have"},
-    {"check", mok_cli_check, "prove that every implementation and every split gives the same bytes"},
+    {"check", mok_cli_check,
+     "prove that every implementation and every split gives the same bytes"},
     {"bench", mok_cli_bench, "measure products and the whole layer"},
     {"train", mok_cli_train, "train a mixture-of-experts language model on a text"},
     {"launch", mok_cli_launch, "run a command as several processes that share memory"},

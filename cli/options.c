@@ -12,12 +12,14 @@ static void print_help(const verb_help *help, const option *options, int count)
     (void)printf("usage: mok %s [options]\n%s\n\n", help->verb, help->purpose);
     for (int i = 0; i < count; i++) {
         char left[48];
-        (void)snprintf(left, sizeof left, "--%s%s%s", options[i].name, options[i].argument != NULL ? " " : "",
+        (void)snprintf(left, sizeof left, "--%s%s%s", options[i].name,
+                       options[i].argument != NULL ? " " : "",
                        options[i].argument != NULL ? options[i].argument : "");
         (void)printf("  %-24s %s\n", left, options[i].help);
     }
-    (void)printf("  %-24s %s\n\nexample:\n  %s\n\nexit codes: 0 ok, 1 a difference or a fault, 2 usage\n", "--help",
-                 "this text", help->example);
+    (void)printf(
+        "  %-24s %s\n\nexample:\n  %s\n\nexit codes: 0 ok, 1 a difference or a fault, 2 usage\n",
+        "--help", "this text", help->example);
 }
 
 static const option *find(const option *options, int count, const char *name, size_t length)
@@ -62,7 +64,8 @@ static bool store(const option *item, const char *text)
 
 static int complain(const verb_help *help, const char *what, const char *text)
 {
-    (void)fprintf(stderr, "mok %s: %s '%s'; see mok %s --help\n", help->verb, what, text, help->verb);
+    (void)fprintf(stderr, "mok %s: %s '%s'; see mok %s --help\n", help->verb, what, text,
+                  help->verb);
     return EXIT_CODE_USAGE;
 }
 
@@ -92,7 +95,8 @@ int options_parse(int argc, char **argv, const verb_help *help, const option *op
         }
         const char *value = equals != NULL ? equals + 1 : i + 1 < argc ? argv[++i] : NULL;
         if (value == NULL || !store(item, value)) {
-            return complain(help, value == NULL ? "a value is missing for" : "cannot read the value of", text);
+            return complain(
+                help, value == NULL ? "a value is missing for" : "cannot read the value of", text);
         }
     }
     return -1;

@@ -1,7 +1,7 @@
 /* Command-line options: a table a verb, one parser, one way of printing help.
  *
- * Options are --name VALUE or --name=VALUE; a flag takes no value. What cannot be parsed is named on the error
- * stream and ends in exit code 2. */
+ * Options are --name VALUE or --name=VALUE; a flag takes no value. What cannot be parsed is named
+ * on the error stream and ends in exit code 2. */
 #ifndef CLI_OPTIONS_H
 #define CLI_OPTIONS_H
 
@@ -34,7 +34,8 @@ typedef struct verb_help {
     const char *example;
 } verb_help;
 
-/* Parses argv[1..]. Returns -1 to go on, or the exit code to leave with (0 after --help). Every verb has
+/* Parses argv[1..]. Returns -1 to go on, or the exit code to leave with (0 after --help). Every
+ * verb has
  * --help. */
 int options_parse(int argc, char **argv, const verb_help *help, const option *options, int count);
 

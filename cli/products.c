@@ -11,8 +11,9 @@
 #define MIN_SECONDS 0.1
 
 /* The C interface of every BLAS: layout 101 is row-major, 111 not transposed, 112 transposed. */
-typedef void (*sgemm_fn)(int layout, int trans_a, int trans_b, int m, int n, int k, float alpha, const float *a,
-                         int lda, const float *b, int ldb, float beta, float *c, int ldc);
+typedef void (*sgemm_fn)(int layout, int trans_a, int trans_b, int m, int n, int k, float alpha,
+                         const float *a, int lda, const float *b, int ldb, float beta, float *c,
+                         int ldc);
 typedef void (*set_threads_fn)(int count);
 
 static void fill(uint16_t *x, float *x32, int64_t count)
@@ -32,8 +33,8 @@ bool product_bench_open(product_bench *bench)
     bench->a32 = malloc(sizeof *bench->a32 * M * K);
     bench->b32 = malloc(sizeof *bench->b32 * N * K);
     bench->c = malloc(sizeof *bench->c * M * N);
-    if (bench->a == NULL || bench->b == NULL || bench->a32 == NULL || bench->b32 == NULL || bench->c == NULL ||
-        mok_comm_open_local(&bench->comm, 1, NULL) != MOK_OK) {
+    if (bench->a == NULL || bench->b == NULL || bench->a32 == NULL || bench->b32 == NULL ||
+        bench->c == NULL || mok_comm_open_local(&bench->comm, 1, NULL) != MOK_OK) {
         product_bench_close(bench);
         return false;
     }
@@ -125,8 +126,8 @@ typedef struct layer_products {
     double seconds;
 } layer_products;
 
-static void add_product(layer_products *p, int64_t m, int64_t n, int64_t k, const uint16_t *b, bool a_transposed,
-                        bool b_transposed, mok_dtype dtype)
+static void add_product(layer_products *p, int64_t m, int64_t n, int64_t k, const uint16_t *b,
+                        bool a_transposed, bool b_transposed, mok_dtype dtype)
 {
     mok_product *product = &p->list[p->count++];
     mok_product_init(product);
@@ -144,21 +145,21 @@ static void add_product(layer_products *p, int64_t m, int64_t n, int64_t k, cons
     product->c_dtype = dtype;
 }
 
-/* The nine products of one expert's rows; all write to one place that nobody reads: in turn within a list of
- * one expert they would overlap, so each product gets its own call. */
+/* The nine products of one expert's rows; all write to one place that nobody reads: in turn within
+ * a list of one expert they would overlap, so each product gets its own call. */
 static void add_expert(layer_products *p, int64_t rows, int64_t inner, const uint16_t *weight)
 {
     const int64_t h = p->w->hidden;
     const mok_dtype bf16 = MOK_DTYPE_BF16;
     const mok_dtype f32 = MOK_DTYPE_F32;
-    add_product(p, rows, inner, h, weight, false, false, bf16);   /* gate */
-    add_product(p, rows, inner, h, weight, false, false, bf16);   /* up */
-    add_product(p, rows, h, inner, weight, false, false, bf16);   /* down */
-    add_product(p, rows, inner, h, weight, false, true, f32);     /* s */
+    add_product(p, rows, inner, h, weight, false, false, bf16);     /* gate */
+    add_product(p, rows, inner, h, weight, false, false, bf16);     /* up */
+    add_product(p, rows, h, inner, weight, false, false, bf16);     /* down */
+    add_product(p, rows, inner, h, weight, false, true, f32);       /* s */
     add_product(p, rows, h, 2 * inner, p->rows, false, true, bf16); /* dx over gate and up */
-    add_product(p, inner, h, rows, p->rows, true, true, f32);     /* dgate */
-    add_product(p, inner, h, rows, p->rows, true, true, f32);     /* dup */
-    add_product(p, h, inner, rows, p->rows, true, true, f32);     /* ddown */
+    add_product(p, inner, h, rows, p->rows, true, true, f32);       /* dgate */
+    add_product(p, inner, h, rows, p->rows, true, true, f32);       /* dup */
+    add_product(p, h, inner, rows, p->rows, true, true, f32);       /* ddown */
 }
 
 static mok_status run_products(mok_comm *comm, void *context)

@@ -1,4 +1,5 @@
-/* Products for the benchmark: single ones against OpenBLAS and the CPU's peak, and those of a layer. */
+/* Products for the benchmark: single ones against OpenBLAS and the CPU's peak, and those of a
+ * layer. */
 #ifndef CLI_PRODUCTS_H
 #define CLI_PRODUCTS_H
 
@@ -21,8 +22,8 @@ double product_bench_sgemm(product_bench *bench); /* 0 where OpenBLAS is absent 
 /* GFLOP/s of fused multiply-adds that stay in registers, one core. */
 double product_bench_peak(void);
 
-/* Seconds that the products of a step of w take on their own, on `threads` threads: the same sizes, grouped by
- * expert, through mok_product_run. */
+/* Seconds that the products of a step of w take on their own, on `threads` threads: the same sizes,
+ * grouped by expert, through mok_product_run. */
 bool products_of_layer(const workload *w, int32_t threads, double *seconds);
 
 #endif

@@ -1,7 +1,9 @@
-/* mok trace: one forward pass on the GPU with every block's work recorded, as Chrome trace JSON and as an SVG.
+/* mok trace: one forward pass on the GPU with every block's work recorded, as Chrome trace JSON and
+ * as an SVG.
  *
- * The layer is filled with random data; sizes and ranks are options. In the SVG a line is a block of the grid,
- * time runs to the right: blue is gate/up, green down, orange dispatch, red waiting, grey the fold. */
+ * The layer is filled with random data; sizes and ranks are options. In the SVG a line is a block
+ * of the grid, time runs to the right: blue is gate/up, green down, orange dispatch, red waiting,
+ * grey the fold. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +12,8 @@
 
 static const verb_help help = {
     "trace", "Runs a forward pass on the GPU and writes what each block did when.",
-    "mok trace --tokens 4096 --hidden 2048 --inner 768 --experts 64 --slots 8 --svg trace.svg --out trace.json"};
+    "mok trace --tokens 4096 --hidden 2048 --inner 768 --experts 64 --slots 8 --svg trace.svg "
+    "--out trace.json"};
 
 #ifdef MOK_HAVE_CUDA
 
@@ -73,12 +76,14 @@ static void *random_bf16(device_pool *pool, int64_t count, float scale, uint64_t
         memcpy(&bits, &value, sizeof bits);
         host[i] = (uint16_t)(bits >> 16);
     }
-    pool->failed = pool->failed || cudaMemcpy(to, host, (size_t)count * 2, cudaMemcpyHostToDevice) != cudaSuccess;
+    pool->failed = pool->failed ||
+                   cudaMemcpy(to, host, (size_t)count * 2, cudaMemcpyHostToDevice) != cudaSuccess;
     free(host);
     return to;
 }
 
-static void *random_routes(device_pool *pool, const trace_options *o, int64_t tokens, uint64_t *state)
+static void *random_routes(device_pool *pool, const trace_options *o, int64_t tokens,
+                           uint64_t *state)
 {
     const int64_t count = tokens * o->slots;
     void *to = take(pool, (size_t)count * 4);
@@ -91,7 +96,8 @@ static void *random_routes(device_pool *pool, const trace_options *o, int64_t to
     for (int64_t i = 0; i < count; i++) {
         host[i] = (int32_t)((next_random(state) >> 20) % (uint64_t)o->experts);
     }
-    pool->failed = pool->failed || cudaMemcpy(to, host, (size_t)count * 4, cudaMemcpyHostToDevice) != cudaSuccess;
+    pool->failed = pool->failed ||
+                   cudaMemcpy(to, host, (size_t)count * 4, cudaMemcpyHostToDevice) != cudaSuccess;
     free(host);
     return to;
 }
@@ -121,13 +127,17 @@ static void fill_rank(device_pool *pool, const trace_options *o, int32_t rank, m
     memset(io, 0, sizeof *io);
     io->x = mok_tensor_2d(random_bf16(pool, t * h, 1.7f, state), MOK_DTYPE_BF16, t, h);
     io->out = mok_tensor_2d(take(pool, (size_t)(t * h) * 2), MOK_DTYPE_BF16, t, h);
-    io->router_weights = mok_tensor_2d(half_weights(pool, t * o->slots), MOK_DTYPE_F32, t, o->slots);
+    io->router_weights =
+        mok_tensor_2d(half_weights(pool, t * o->slots), MOK_DTYPE_F32, t, o->slots);
     *routes = mok_tensor_2d(random_routes(pool, o, t, state), MOK_DTYPE_I32, t, o->slots);
     mok_weights_view *w = &io->weights;
     mok_weights_view_init(w);
-    w->gate = mok_tensor_3d(random_bf16(pool, e * o->inner * h, scale, state), MOK_DTYPE_BF16, e, o->inner, h);
-    w->up = mok_tensor_3d(random_bf16(pool, e * o->inner * h, scale, state), MOK_DTYPE_BF16, e, o->inner, h);
-    w->down = mok_tensor_3d(random_bf16(pool, e * o->inner * h, scale, state), MOK_DTYPE_BF16, e, h, o->inner);
+    w->gate = mok_tensor_3d(random_bf16(pool, e * o->inner * h, scale, state), MOK_DTYPE_BF16, e,
+                            o->inner, h);
+    w->up = mok_tensor_3d(random_bf16(pool, e * o->inner * h, scale, state), MOK_DTYPE_BF16, e,
+                          o->inner, h);
+    w->down = mok_tensor_3d(random_bf16(pool, e * o->inner * h, scale, state), MOK_DTYPE_BF16, e, h,
+                            o->inner);
     const int64_t s = o->shared;
     w->shared_gate = mok_tensor_2d(random_bf16(pool, s * h, scale, state), MOK_DTYPE_BF16, s, h);
     w->shared_up = mok_tensor_2d(random_bf16(pool, s * h, scale, state), MOK_DTYPE_BF16, s, h);
@@ -160,7 +170,8 @@ static mok_status run_layer(const trace_options *o, device_pool *pool, mok_cuda_
     if (status == MOK_OK && pool->failed) {
         return MOK_ERROR_MEMORY;
     }
-    for (int i = 0; i < 3 && status == MOK_OK; i++) { /* the last of three: the device is awake by then */
+    for (int i = 0; i < 3 && status == MOK_OK;
+         i++) { /* the last of three: the device is awake by then */
         status = mok_cuda_schedule_build(*layer, routes, NULL);
         status = status != MOK_OK ? status : mok_cuda_forward(*layer, io, NULL);
     }
@@ -194,12 +205,13 @@ static bool write_json(const char *path, const mok_cuda_event *events, int64_t c
     (void)fprintf(file, "{\"traceEvents\":[\n");
     for (int64_t i = 0; i < count; i++) {
         const mok_cuda_event *e = &events[i];
-        (void)fprintf(file,
-                      "{\"name\":\"%s%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":\"%s\",\"ts\":%.3f,\"dur\":%.3f,"
-                      "\"args\":{\"rank\":%d,\"row_block\":%d,\"col\":%d}}%s\n",
-                      what_string(e->what), mok_cuda_task_string(e->kind), e->block, role_string(e->role),
-                      (double)e->begin_ns * 1e-3, (double)(e->end_ns - e->begin_ns) * 1e-3, e->rank, e->row_block,
-                      e->col, i + 1 < count ? "," : "");
+        (void)fprintf(
+            file,
+            "{\"name\":\"%s%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":\"%s\",\"ts\":%.3f,\"dur\":%.3f,"
+            "\"args\":{\"rank\":%d,\"row_block\":%d,\"col\":%d}}%s\n",
+            what_string(e->what), mok_cuda_task_string(e->kind), e->block, role_string(e->role),
+            (double)e->begin_ns * 1e-3, (double)(e->end_ns - e->begin_ns) * 1e-3, e->rank,
+            e->row_block, e->col, i + 1 < count ? "," : "");
     }
     (void)fprintf(file, "]}\n");
     const bool good = ferror(file) == 0;
@@ -215,7 +227,9 @@ static const char *colour_of(const mok_cuda_event *e)
         return "#7f7f7f";
     }
     const char *kind = mok_cuda_task_string(e->kind);
-    return strstr(kind, "dispatch") != NULL ? "#ff7f0e" : strstr(kind, "down") != NULL ? "#2ca02c" : "#1f77b4";
+    return strstr(kind, "dispatch") != NULL ? "#ff7f0e"
+           : strstr(kind, "down") != NULL   ? "#2ca02c"
+                                            : "#1f77b4";
 }
 
 /* Roles that take a block's time: communication and products. */
@@ -233,14 +247,15 @@ typedef struct bar {
 
 static void draw_bar(FILE *file, bar *open, const bar *next)
 {
-    if (open->block == next->block && open->colour == next->colour && next->begin - open->end < 1.0 &&
-        next->begin >= open->begin) {
+    if (open->block == next->block && open->colour == next->colour &&
+        next->begin - open->end < 1.0 && next->begin >= open->begin) {
         open->end = next->end > open->end ? next->end : open->end;
         return;
     }
     if (open->block >= 0 && open->end - open->begin > 0.2) {
-        (void)fprintf(file, "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"3.4\" fill=\"%s\"/>\n", open->begin,
-                      24 + open->block * 4, open->end - open->begin, open->colour);
+        (void)fprintf(file,
+                      "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"3.4\" fill=\"%s\"/>\n",
+                      open->begin, 24 + open->block * 4, open->end - open->begin, open->colour);
     }
     *open = *next;
 }
@@ -258,16 +273,19 @@ static bool write_svg(const char *path, const mok_cuda_event *events, int64_t co
         blocks = events[i].block + 1 > blocks ? events[i].block + 1 : blocks;
     }
     (void)fprintf(file,
-                  "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1100 %d\" font-family=\"sans-serif\" "
+                  "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1100 %d\" "
+                  "font-family=\"sans-serif\" "
                   "font-size=\"12\"><rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n"
-                  "<text x=\"10\" y=\"16\">%d blocks, %.3f ms: dispatch orange, gate/up blue, down green, waiting red, "
+                  "<text x=\"10\" y=\"16\">%d blocks, %.3f ms: dispatch orange, gate/up blue, down "
+                  "green, waiting red, "
                   "fold grey</text>\n",
                   blocks * 4 + 40, blocks, (double)end * 1e-6);
     bar open = {-1, NULL, 0.0, 0.0};
     for (int64_t i = 0; i < count; i++) {
         const mok_cuda_event *e = &events[i];
         if (drawn(e)) {
-            const bar next = {e->block, colour_of(e), 10.0 + 1080.0 * (double)e->begin_ns / (double)end,
+            const bar next = {e->block, colour_of(e),
+                              10.0 + 1080.0 * (double)e->begin_ns / (double)end,
                               10.0 + 1080.0 * (double)e->end_ns / (double)end};
             draw_bar(file, &open, &next);
         }
@@ -294,7 +312,8 @@ static int write_files(const trace_options *o, mok_cuda_layer *layer)
     free(events);
     (void)printf("events %" PRId64 "\n", count);
     if (!good) {
-        (void)fprintf(stderr, "mok trace: %s\n", status != MOK_OK ? mok_last_error() : "the files were not written");
+        (void)fprintf(stderr, "mok trace: %s\n",
+                      status != MOK_OK ? mok_last_error() : "the files were not written");
     }
     return good ? EXIT_CODE_OK : EXIT_CODE_FAULT;
 }
@@ -327,7 +346,8 @@ int mok_cli_trace(int argc, char **argv)
         {"tokens", OPTION_INT, &o.tokens, "N", "of all ranks; default 4096"},
         {"hidden", OPTION_INT, &o.hidden, "N", "default 2048"},
         {"inner", OPTION_INT, &o.inner, "N", "intermediate; default 768"},
-        {"shared", OPTION_INT, &o.shared, "N", "intermediate of the shared expert; default 0, none"},
+        {"shared", OPTION_INT, &o.shared, "N",
+         "intermediate of the shared expert; default 0, none"},
         {"experts", OPTION_INT, &o.experts, "N", "default 64"},
         {"slots", OPTION_INT, &o.slots, "N", "routes of a token; default 8"},
         {"ranks", OPTION_INT, &o.ranks, "N", "virtual ranks, 1..4; default 1"},

@@ -15,7 +15,8 @@
 
 typedef struct train_options {
     const char *data, *out, *resume, *size, *arith, *level;
-    int64_t timeout_ms, ranks, threads, steps, seed, batch, stop_at, eval_every, save_every, sample_bytes;
+    int64_t timeout_ms, ranks, threads, steps, seed, batch, stop_at, eval_every, save_every,
+        sample_bytes;
     double lr, temperature;
     bool quiet, json;
 } train_options;
@@ -57,7 +58,8 @@ static int parse(train_options *o, int argc, char **argv)
          "length of the text written at the end"},
         {"temperature", OPTION_REAL, &o->temperature, "X",
          "of that text; 0: always the likeliest byte"},
-        {"timeout-ms", OPTION_INT, &o->timeout_ms, "N", "deadline of waits between processes; default 60000"},
+        {"timeout-ms", OPTION_INT, &o->timeout_ms, "N",
+         "deadline of waits between processes; default 60000"},
         {"quiet", OPTION_FLAG, &o->quiet, NULL, "no progress and no text"},
         {"json", OPTION_FLAG, &o->json, NULL, "one JSON object at the end instead of text"},
     };
@@ -114,7 +116,8 @@ static bool number_from(const char *name, int64_t least, int64_t most, int64_t *
     return text != NULL && end != text && *end == '\0' && value >= least && value <= most;
 }
 
-/* Under mok launch this process is one rank of several: MOK_SHM, MOK_RANK and MOK_RANKS say which. */
+/* Under mok launch this process is one rank of several: MOK_SHM, MOK_RANK and MOK_RANKS say which.
+ */
 static mok_status take_environment(train_config *config, int64_t asked, int64_t *ranks, char *why)
 {
     const char *name = getenv("MOK_SHM");
@@ -122,14 +125,17 @@ static mok_status take_environment(train_config *config, int64_t asked, int64_t 
     if (name == NULL) {
         return MOK_OK;
     }
-    if (strlen(name) >= sizeof config->shm_name || !number_from("MOK_RANKS", 1, MOK_MAX_RANKS, ranks) ||
+    if (strlen(name) >= sizeof config->shm_name ||
+        !number_from("MOK_RANKS", 1, MOK_MAX_RANKS, ranks) ||
         !number_from("MOK_RANK", 0, *ranks - 1, &rank)) {
         return train_fail(why, MOK_ERROR_ARGUMENT,
-                          "MOK_SHM is set: MOK_RANKS must be 1..%d and MOK_RANK below it", MOK_MAX_RANKS);
+                          "MOK_SHM is set: MOK_RANKS must be 1..%d and MOK_RANK below it",
+                          MOK_MAX_RANKS);
     }
     if (asked != UNSET && asked != *ranks) {
-        return train_fail(why, MOK_ERROR_ARGUMENT, "--ranks is %" PRId64 ", the launcher made %" PRId64 " processes",
-                          asked, *ranks);
+        return train_fail(why, MOK_ERROR_ARGUMENT,
+                          "--ranks is %" PRId64 ", the launcher made %" PRId64 " processes", asked,
+                          *ranks);
     }
     (void)snprintf(config->shm_name, sizeof config->shm_name, "%s", name);
     config->process_rank = (int32_t)rank;
@@ -203,8 +209,8 @@ static void print_begin(const train_config *config)
                  config->size_name, (double)train_parameter_count(config) / 1e6, config->steps,
                  train_batch_tokens(config), config->data_path);
     (void)printf("%d ranks %sof %d threads, class %s%s%s\n", config->ranks,
-                 config->shm_name[0] != '\0' ? "(processes that share memory) " : "", train_threads(config),
-                 mok_arith_string(config->arith),
+                 config->shm_name[0] != '\0' ? "(processes that share memory) " : "",
+                 train_threads(config), mok_arith_string(config->arith),
                  config->resume_path[0] != '\0' ? ", resumed from " : "", config->resume_path);
     (void)fflush(stdout);
 }
@@ -270,9 +276,9 @@ static int print_end(const train_outcome *out, const train_config *config)
 
 int mok_cli_train(int argc, char **argv)
 {
-    train_options o = {"data/text.txt", "out", "",    "demo", "tc16", "auto", UNSET, UNSET,
-                       UNSET,           UNSET, UNSET, UNSET,  UNSET,  UNSET,  UNSET, UNSET,
-                       -1.0,            -1.0,  false, false};
+    train_options o = {"data/text.txt", "out", "",    "demo", "tc16", "auto", UNSET,
+                       UNSET,           UNSET, UNSET, UNSET,  UNSET,  UNSET,  UNSET,
+                       UNSET,           UNSET, -1.0,  -1.0,   false,  false};
     train_config config;
     train_outcome out;
     char why[TRAIN_WHY_BYTES] = "";

@@ -19,8 +19,8 @@ static uint64_t hash(uint64_t x)
 static float bell(uint64_t key, int64_t idx)
 {
     const uint64_t bits = hash(key + (uint64_t)(idx + 1) * 0x9E3779B97F4A7C15u);
-    const int32_t sum = (int32_t)((bits & 0xFFFF) + ((bits >> 16) & 0xFFFF) + ((bits >> 32) & 0xFFFF) +
-                                  (bits >> 48));
+    const int32_t sum = (int32_t)((bits & 0xFFFF) + ((bits >> 16) & 0xFFFF) +
+                                  ((bits >> 32) & 0xFFFF) + (bits >> 48));
     return (float)(sum - 2 * 65535) * (1.7320508f / 65536.0f);
 }
 
@@ -53,7 +53,8 @@ static bool take_u16(uint16_t **to, int64_t count)
     return *to != NULL;
 }
 
-/* Distinct experts of a token, skewed: the first quarter of the experts is chosen three times in four. */
+/* Distinct experts of a token, skewed: the first quarter of the experts is chosen three times in
+ * four. */
 static void fill_routes(workload *w)
 {
     const uint64_t experts = (uint64_t)w->experts;
@@ -63,7 +64,8 @@ static void fill_routes(workload *w)
             int32_t *route = &w->routes[t * w->slots + k];
             bool again = true;
             for (uint64_t attempt = 0; again; attempt++) {
-                const uint64_t bits = hash(hash(w->seed + 77 + attempt) + (uint64_t)(t * w->slots + k));
+                const uint64_t bits =
+                    hash(hash(w->seed + 77 + attempt) + (uint64_t)(t * w->slots + k));
                 *route = (int32_t)((bits >> 8) % (bits % 4 != 0 && attempt < 8 ? few : experts));
                 again = false;
                 for (int64_t before = 0; before < k && attempt < 1000; before++) {
@@ -78,7 +80,8 @@ static void fill_routes(workload *w)
 
 static float scale_of(int64_t inputs)
 {
-    float scale = 1.0f; /* a power of four steps down is a root's: near enough to keep values near one */
+    float scale =
+        1.0f; /* a power of four steps down is a root's: near enough to keep values near one */
     while (scale * scale * (float)inputs > 1.0f) {
         scale *= 0.5f;
     }
@@ -95,15 +98,18 @@ bool workload_open(workload *w)
     w->routes = malloc((size_t)(w->tokens * w->slots) * sizeof *w->routes + 1);
     const bool taken =
         w->routes != NULL && take_f32(&w->router_weights, w->tokens * w->slots) &&
-        fill_bf16(&w->x, wide, w->seed * 16 + 1, 1.0f) && fill_bf16(&w->dy, wide, w->seed * 16 + 2, 1.0f) &&
-        fill_bf16(&w->gate, all, w->seed * 16 + 3, in) && fill_bf16(&w->up, all, w->seed * 16 + 4, in) &&
+        fill_bf16(&w->x, wide, w->seed * 16 + 1, 1.0f) &&
+        fill_bf16(&w->dy, wide, w->seed * 16 + 2, 1.0f) &&
+        fill_bf16(&w->gate, all, w->seed * 16 + 3, in) &&
+        fill_bf16(&w->up, all, w->seed * 16 + 4, in) &&
         fill_bf16(&w->down, all, w->seed * 16 + 5, scale_of(w->inner)) &&
         fill_bf16(&w->shared_gate, shared, w->seed * 16 + 6, in) &&
         fill_bf16(&w->shared_up, shared, w->seed * 16 + 7, in) &&
         fill_bf16(&w->shared_down, shared, w->seed * 16 + 8, in) && take_u16(&w->y, wide) &&
         take_u16(&w->dx, wide) && take_f32(&w->d_router_weights, w->tokens * w->slots) &&
         take_f32(&w->d_gate, all) && take_f32(&w->d_up, all) && take_f32(&w->d_down, all) &&
-        take_f32(&w->d_shared_gate, w->lanes * shared) && take_f32(&w->d_shared_up, w->lanes * shared) &&
+        take_f32(&w->d_shared_gate, w->lanes * shared) &&
+        take_f32(&w->d_shared_up, w->lanes * shared) &&
         take_f32(&w->d_shared_down, w->lanes * shared);
     if (taken) {
         fill_routes(w);
@@ -113,10 +119,25 @@ bool workload_open(workload *w)
 
 void workload_close(workload *w)
 {
-    void *all[] = {w->x,         w->dy,          w->gate,        w->up,     w->down,
-                   w->routes,    w->shared_gate, w->shared_up,   w->y,      w->shared_down,
-                   w->dx,        w->d_gate,      w->d_up,        w->d_down, w->router_weights,
-                   w->d_shared_gate, w->d_shared_up, w->d_shared_down, w->d_router_weights};
+    void *all[] = {w->x,
+                   w->dy,
+                   w->gate,
+                   w->up,
+                   w->down,
+                   w->routes,
+                   w->shared_gate,
+                   w->shared_up,
+                   w->y,
+                   w->shared_down,
+                   w->dx,
+                   w->d_gate,
+                   w->d_up,
+                   w->d_down,
+                   w->router_weights,
+                   w->d_shared_gate,
+                   w->d_shared_up,
+                   w->d_shared_down,
+                   w->d_router_weights};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         free(all[i]);
     }
@@ -165,15 +186,18 @@ static void gradients_of(mok_gradients *g, const workload *w, const part *p)
     const int64_t h = w->hidden;
     mok_gradients_init(g);
     g->dx = mok_tensor_2d(w->dx + p->token * h, MOK_DTYPE_BF16, p->tokens, h);
-    g->d_router_weights =
-        mok_tensor_2d(w->d_router_weights + p->token * w->slots, MOK_DTYPE_F32, p->tokens, w->slots);
+    g->d_router_weights = mok_tensor_2d(w->d_router_weights + p->token * w->slots, MOK_DTYPE_F32,
+                                        p->tokens, w->slots);
     g->gate = mok_tensor_3d(w->d_gate + first, MOK_DTYPE_F32, p->experts, w->inner, h);
     g->up = mok_tensor_3d(w->d_up + first, MOK_DTYPE_F32, p->experts, w->inner, h);
     g->down = mok_tensor_3d(w->d_down + first, MOK_DTYPE_F32, p->experts, h, w->inner);
     g->shared_lanes = p->lanes;
-    g->shared_gate = mok_tensor_3d(w->d_shared_gate + shared, MOK_DTYPE_F32, p->lanes, w->shared_inner, h);
-    g->shared_up = mok_tensor_3d(w->d_shared_up + shared, MOK_DTYPE_F32, p->lanes, w->shared_inner, h);
-    g->shared_down = mok_tensor_3d(w->d_shared_down + shared, MOK_DTYPE_F32, p->lanes, h, w->shared_inner);
+    g->shared_gate =
+        mok_tensor_3d(w->d_shared_gate + shared, MOK_DTYPE_F32, p->lanes, w->shared_inner, h);
+    g->shared_up =
+        mok_tensor_3d(w->d_shared_up + shared, MOK_DTYPE_F32, p->lanes, w->shared_inner, h);
+    g->shared_down =
+        mok_tensor_3d(w->d_shared_down + shared, MOK_DTYPE_F32, p->lanes, h, w->shared_inner);
 }
 
 typedef struct handles {
@@ -202,11 +226,11 @@ static mok_status open_handles(handles *h, mok_comm *comm, const workload *w, wo
     status = status != MOK_OK ? status : mok_schedule_open(&h->schedule, h->layer);
     status = status != MOK_OK ? status : mok_activations_open(&h->activations, h->layer);
     status = status != MOK_OK ? status
-                              : mok_layer_sizes_query(&sizes, &config, mok_comm_size(comm), mok_comm_rank(comm),
-                                                      mok_comm_threads(comm));
+                              : mok_layer_sizes_query(&sizes, &config, mok_comm_size(comm),
+                                                      mok_comm_rank(comm), mok_comm_threads(comm));
     if (status == MOK_OK && mok_comm_rank(comm) == 0) {
-        run->layer_bytes =
-            sizes.arena_bytes + sizes.workspace_bytes + sizes.activations_bytes + sizes.schedule_bytes;
+        run->layer_bytes = sizes.arena_bytes + sizes.workspace_bytes + sizes.activations_bytes +
+                           sizes.schedule_bytes;
     }
     return status;
 }
@@ -217,10 +241,14 @@ static mok_status step(const handles *h, const workload *w, const part *p)
     mok_gradients gradients;
     const int64_t k = w->slots;
     const mok_tensor routes = mok_tensor_2d(w->routes + p->token * k, MOK_DTYPE_I32, p->tokens, k);
-    const mok_tensor router = mok_tensor_2d(w->router_weights + p->token * k, MOK_DTYPE_F32, p->tokens, k);
-    const mok_tensor x = mok_tensor_2d(w->x + p->token * w->hidden, MOK_DTYPE_BF16, p->tokens, w->hidden);
-    const mok_tensor y = mok_tensor_2d(w->y + p->token * w->hidden, MOK_DTYPE_BF16, p->tokens, w->hidden);
-    const mok_tensor dy = mok_tensor_2d(w->dy + p->token * w->hidden, MOK_DTYPE_BF16, p->tokens, w->hidden);
+    const mok_tensor router =
+        mok_tensor_2d(w->router_weights + p->token * k, MOK_DTYPE_F32, p->tokens, k);
+    const mok_tensor x =
+        mok_tensor_2d(w->x + p->token * w->hidden, MOK_DTYPE_BF16, p->tokens, w->hidden);
+    const mok_tensor y =
+        mok_tensor_2d(w->y + p->token * w->hidden, MOK_DTYPE_BF16, p->tokens, w->hidden);
+    const mok_tensor dy =
+        mok_tensor_2d(w->dy + p->token * w->hidden, MOK_DTYPE_BF16, p->tokens, w->hidden);
     weights_of(&weights, w, p);
     gradients_of(&gradients, w, p);
     mok_status status = mok_schedule_build(h->schedule, h->layer, &routes);
@@ -228,8 +256,8 @@ static mok_status step(const handles *h, const workload *w, const part *p)
                  ? status
                  : mok_forward(h->layer, h->activations, &y, h->schedule, &x, &router, &weights);
     return status != MOK_OK ? status
-                            : mok_backward(h->layer, &gradients, h->activations, h->schedule, &dy, &x, &router,
-                                           &weights);
+                            : mok_backward(h->layer, &gradients, h->activations, h->schedule, &dy,
+                                           &x, &router, &weights);
 }
 
 static int by_value(const void *a, const void *b)
@@ -317,7 +345,8 @@ mok_status workload_digest(const workload *w, mok_digest *out)
 
 double workload_macs(const workload *w)
 {
-    const double routed = (double)w->tokens * (double)w->slots * (double)w->hidden * (double)w->inner;
+    const double routed =
+        (double)w->tokens * (double)w->slots * (double)w->hidden * (double)w->inner;
     const double shared = (double)w->tokens * (double)w->hidden * (double)w->shared_inner;
     return 9.0 * (routed + shared); /* three products forward, six backward */
 }

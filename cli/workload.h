@@ -1,5 +1,5 @@
-/* One global batch through one layer, for check and bench: made from a seed, run on any number of ranks, its
- * results held by token and by expert in global order. */
+/* One global batch through one layer, for check and bench: made from a seed, run on any number of
+ * ranks, its results held by token and by expert in global order. */
 #ifndef CLI_WORKLOAD_H
 #define CLI_WORKLOAD_H
 

@@ -26,7 +26,8 @@ static void *rank_main(void *context) /* a rank holds T / RANKS tokens and E / R
     mok_activations *kept = NULL;
     mok_layer_config config;
     mok_layer_config_init(&config);
-    config.hidden = H, config.intermediate = I, config.experts = E, config.slots = K, config.max_tokens = t;
+    config.hidden = H, config.intermediate = I, config.experts = E, config.slots = K,
+    config.max_tokens = t;
     must(mok_layer_open(&layer, comm, &config));
     must(mok_schedule_open(&schedule, layer));
     must(mok_activations_open(&kept, layer));
@@ -49,7 +50,8 @@ static void *rank_main(void *context) /* a rank holds T / RANKS tokens and E / R
 
 static void fill(uint16_t *values, int count) /* multiples of 1/8 in [-1, 1) as bf16 */
 {
-    static const uint16_t eighths[8] = {0x0000, 0x3E00, 0x3E80, 0x3EC0, 0xBF00, 0xBE80, 0x3F40, 0xBF80};
+    static const uint16_t eighths[8] = {0x0000, 0x3E00, 0x3E80, 0x3EC0,
+                                        0xBF00, 0xBE80, 0x3F40, 0xBF80};
     for (int i = 0; i < count; i++) {
         values[i] = eighths[(unsigned)i * 2654435761u >> 29];
     }

@@ -46,7 +46,8 @@ typedef struct train_config {
     char data_path[TRAIN_PATH_BYTES];
     char out_path[TRAIN_PATH_BYTES];
     char resume_path[TRAIN_PATH_BYTES]; /* "" for a new run */
-    char shm_name[80];    /* "": ranks are threads of this process; else this process is process_rank */
+    char
+        shm_name[80]; /* "": ranks are threads of this process; else this process is process_rank */
     int32_t process_rank; /* of `ranks` processes that share memory under this name */
     int32_t timeout_ms;   /* of waits between processes */
     int32_t ranks;

@@ -176,7 +176,8 @@ static mok_status take_sample(rank_run *r)
     return sample_text(&r->m, r->text, (uint8_t *)r->out.sample, count);
 }
 
-/* What decides the bits must be alike on all ranks: as threads they share it, as processes they were told. */
+/* What decides the bits must be alike on all ranks: as threads they share it, as processes they
+ * were told. */
 static mok_status check_alike(rank_run *r)
 {
     train_identity mine;
@@ -189,8 +190,9 @@ static mok_status check_alike(rank_run *r)
     TRAIN_TRY(mok_comm_broadcast(r->comm, &text, sizeof text, 0));
     for (int i = 0; i < TRAIN_IDENTITY_COUNT && status == MOK_OK; i++) {
         if (strcmp(mine.value[i], first.value[i]) != 0) {
-            status = train_fail(r->why, MOK_ERROR_MISMATCH, "rank %d runs with %s %s, rank 0 with %s",
-                                mok_comm_rank(r->comm), mine.name[i], mine.value[i], first.value[i]);
+            status =
+                train_fail(r->why, MOK_ERROR_MISMATCH, "rank %d runs with %s %s, rank 0 with %s",
+                           mok_comm_rank(r->comm), mine.name[i], mine.value[i], first.value[i]);
         }
     }
     if (status == MOK_OK && memcmp(&text, &r->text->digest, sizeof text) != 0) {
@@ -313,8 +315,10 @@ static mok_status join_ranks(rank_run *runs, int32_t started, const train_config
     return status;
 }
 
-/* This process is one rank of several: the others run the same in theirs. Only rank 0 has the sample. */
-static mok_status run_member(train_outcome *out, const train_config *config, const train_text *text, char *why)
+/* This process is one rank of several: the others run the same in theirs. Only rank 0 has the
+ * sample. */
+static mok_status run_member(train_outcome *out, const train_config *config, const train_text *text,
+                             char *why)
 {
     mok_comm *comm = NULL;
     mok_comm_config comm_config;
@@ -326,8 +330,8 @@ static mok_status run_member(train_outcome *out, const train_config *config, con
     comm_config.threads = train_threads(config);
     comm_config.level = config->level;
     comm_config.timeout_ms = config->timeout_ms;
-    mok_status status =
-        mok_comm_open_shm(&comm, config->shm_name, config->process_rank, config->ranks, &comm_config);
+    mok_status status = mok_comm_open_shm(&comm, config->shm_name, config->process_rank,
+                                          config->ranks, &comm_config);
     if (status != MOK_OK) {
         free(r);
         return train_fail(why, status, "%s", mok_last_error());

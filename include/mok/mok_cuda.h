@@ -1,10 +1,10 @@
 /* libmok on a Hopper GPU: virtual ranks of one layer on one device.
  *
- * The same schedule and the same bytes as the CPU library in class tc16. Everything is ordered by the
- * caller's stream; nothing synchronises with the host, so calls can be captured into a graph (addresses are
- * frozen at capture; contents may change). R ranks share the device: one cooperative launch is cut into R
- * equal parts. What goes wrong on the device is read with mok_cuda_fault_read: after a fault the kernels of
- * later calls write nothing, until it is cleared or the layer closed.
+ * The same schedule and the same bytes as the CPU library in class tc16. Everything is ordered by
+ * the caller's stream; nothing synchronises with the host, so calls can be captured into a graph
+ * (addresses are frozen at capture; contents may change). R ranks share the device: one cooperative
+ * launch is cut into R equal parts. What goes wrong on the device is read with mok_cuda_fault_read:
+ * after a fault the kernels of later calls write nothing, until it is cleared or the layer closed.
  *
  * Status: forward and backward in bf16. Needs compute capability 9.0 (sm_90a). */
 #ifndef MOK_MOK_CUDA_H
@@ -21,13 +21,15 @@ extern "C" {
 
 typedef struct mok_cuda_config {
     size_t struct_bytes;
-    int32_t device;       /* CUDA ordinal. Default 0 */
-    int32_t ranks;        /* virtual ranks, 1..MOK_CUDA_MAX_RANKS. Default 1 */
-    int32_t comm_blocks;  /* blocks of each rank that begin with communication; 0 for an eighth */
-    int32_t timeout_ms;   /* of any wait on the device. Default 10000 */
-    int32_t stalled_rank; /* a rank that never arrives, for tests of the deadline. Default -1: none */
+    int32_t device;      /* CUDA ordinal. Default 0 */
+    int32_t ranks;       /* virtual ranks, 1..MOK_CUDA_MAX_RANKS. Default 1 */
+    int32_t comm_blocks; /* blocks of each rank that begin with communication; 0 for an eighth */
+    int32_t timeout_ms;  /* of any wait on the device. Default 10000 */
+    int32_t
+        stalled_rank; /* a rank that never arrives, for tests of the deadline. Default -1: none */
     int32_t forward_only; /* leave out the memory that only backward needs. Default 0 */
-    int32_t trace_events; /* events kept of each role of each block of the last pass. Default 0: no trace */
+    int32_t trace_events; /* events kept of each role of each block of the last pass. Default 0: no
+                             trace */
 } mok_cuda_config;
 
 MOK_API void mok_cuda_config_init(mok_cuda_config *config);
@@ -36,11 +38,12 @@ typedef struct mok_cuda_layer mok_cuda_layer;
 
 /* Opens R virtual ranks of a layer and runs the device's self-test.
  *
- *   config   as for mok_layer_open; hidden, intermediate and shared_intermediate multiples of 16, class
- *            tc16, experts at most MOK_CUDA_MAX_EXPERTS
+ *   config   as for mok_layer_open; hidden, intermediate and shared_intermediate multiples of 16,
+ * class tc16, experts at most MOK_CUDA_MAX_EXPERTS
  *
  * Allocates all memory of the layer on the device and synchronises with it; later calls do neither.
- * Errors: ARGUMENT, SHAPE, MEMORY, UNSUPPORTED, DEVICE (no such device, or its arithmetic differs). */
+ * Errors: ARGUMENT, SHAPE, MEMORY, UNSUPPORTED, DEVICE (no such device, or its arithmetic differs).
+ */
 MOK_API mok_status mok_cuda_layer_open(mok_cuda_layer **out, const mok_layer_config *config,
                                        const mok_cuda_config *cuda);
 MOK_API void mok_cuda_layer_close(mok_cuda_layer **layer); /* waits for the device; accepts NULL */
@@ -53,8 +56,10 @@ MOK_API size_t mok_cuda_layer_bytes(const mok_cuda_layer *layer);
  *   routes   [ranks] tensors [T_r, K] in device memory, all int32 or all int64
  *   stream   a cudaStream_t
  *
- * Errors at once: ARGUMENT, SHAPE, CAPACITY (tokens). Later, through mok_cuda_fault_read: ROUTE, CAPACITY. */
-MOK_API mok_status mok_cuda_schedule_build(mok_cuda_layer *layer, const mok_tensor *routes, void *stream);
+ * Errors at once: ARGUMENT, SHAPE, CAPACITY (tokens). Later, through mok_cuda_fault_read: ROUTE,
+ * CAPACITY. */
+MOK_API mok_status mok_cuda_schedule_build(mok_cuda_layer *layer, const mok_tensor *routes,
+                                           void *stream);
 
 /* One rank's tensors, in device memory, rows 16-byte aligned. */
 typedef struct mok_cuda_rank_io {
@@ -66,7 +71,8 @@ typedef struct mok_cuda_rank_io {
 
 /* Forward of every rank, as mok_forward. io is [ranks]; T_r as in the last mok_cuda_schedule_build.
  * Errors at once: ARGUMENT, SHAPE, STATE, DEVICE (the launch was refused). Later: PEER. */
-MOK_API mok_status mok_cuda_forward(mok_cuda_layer *layer, const mok_cuda_rank_io *io, void *stream);
+MOK_API mok_status mok_cuda_forward(mok_cuda_layer *layer, const mok_cuda_rank_io *io,
+                                    void *stream);
 
 /* What backward reads and writes of one rank, in device memory, rows 16-byte aligned. */
 typedef struct mok_cuda_rank_gradients {
@@ -74,24 +80,25 @@ typedef struct mok_cuda_rank_gradients {
     mok_gradients gradients; /* as for mok_backward; shared_lanes at most 64 */
 } mok_cuda_rank_gradients;
 
-/* All gradients of the last mok_cuda_forward, as mok_backward. x, g and u are still in the layer's ring, which
- * must hold all rows of the schedule (macrobatch_rows at least as large); a handle serves one MoE layer of a
- * model between its forward and its backward. io as given to forward; io[r].out is not looked at.
- * Errors at once: ARGUMENT, SHAPE, STATE (no forward since the last schedule), UNSUPPORTED (forward_only), DEVICE.
- * Later: CAPACITY (needed and available rows of the ring), PEER. */
+/* All gradients of the last mok_cuda_forward, as mok_backward. x, g and u are still in the layer's
+ * ring, which must hold all rows of the schedule (macrobatch_rows at least as large); a handle
+ * serves one MoE layer of a model between its forward and its backward. io as given to forward;
+ * io[r].out is not looked at. Errors at once: ARGUMENT, SHAPE, STATE (no forward since the last
+ * schedule), UNSUPPORTED (forward_only), DEVICE. Later: CAPACITY (needed and available rows of the
+ * ring), PEER. */
 MOK_API mok_status mok_cuda_backward(mok_cuda_layer *layer, const mok_cuda_rank_io *io,
                                      const mok_cuda_rank_gradients *gradients, void *stream);
 
-/* The device's first failure: MOK_OK and rank -1 when there was none, else its status, the fault, and text
- * in mok_last_error. Does not wait: synchronise the stream first. */
+/* The device's first failure: MOK_OK and rank -1 when there was none, else its status, the fault,
+ * and text in mok_last_error. Does not wait: synchronise the stream first. */
 MOK_API mok_status mok_cuda_fault_read(mok_cuda_layer *layer, mok_fault *out);
 
-/* Forgets a fault of the caller's input (ROUTE, CAPACITY, VALUE); build a schedule next. Waits for the
- * device. Errors: STATE after a rank that did not arrive, when only closing is left. */
+/* Forgets a fault of the caller's input (ROUTE, CAPACITY, VALUE); build a schedule next. Waits for
+ * the device. Errors: STATE after a rank that did not arrive, when only closing is left. */
 MOK_API mok_status mok_cuda_fault_clear(mok_cuda_layer *layer);
 
-/* Copies a rank's schedule to the host, for tests and tools; waits for the device. peer_rank and peer_slot
- * hold capacity_rows elements, counts E_r; any may be NULL. */
+/* Copies a rank's schedule to the host, for tests and tools; waits for the device. peer_rank and
+ * peer_slot hold capacity_rows elements, counts E_r; any may be NULL. */
 MOK_API mok_status mok_cuda_schedule_copy(mok_cuda_layer *layer, int32_t rank, int64_t *row_count,
                                           int32_t *peer_rank, int32_t *peer_slot, int64_t *counts);
 
@@ -120,8 +127,9 @@ typedef struct mok_cuda_event {
     int32_t row_block, col;
 } mok_cuda_event;
 
-/* Copies the events of the last pass, in no order; waits for the device. *count receives how many there are,
- * of which at most `capacity` are written. Errors: ARGUMENT, STATE (opened without trace_events). */
+/* Copies the events of the last pass, in no order; waits for the device. *count receives how many
+ * there are, of which at most `capacity` are written. Errors: ARGUMENT, STATE (opened without
+ * trace_events). */
 MOK_API mok_status mok_cuda_trace_read(mok_cuda_layer *layer, mok_cuda_event *out, int64_t capacity,
                                        int64_t *count);
 

@@ -1,5 +1,5 @@
-/* What programs beside the library may use, and what may still change between versions: single matrix
- * products, exact elementwise functions, a rank's worker threads, and hooks for tests.
+/* What programs beside the library may use, and what may still change between versions: single
+ * matrix products, exact elementwise functions, a rank's worker threads, and hooks for tests.
  *
  * Everything here gives the same bytes at every level (docs/numerics.md). */
 #ifndef MOK_MOK_EXPERIMENTAL_H
@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-/* ---- Products --------------------------------------------------------------------------------------- */
+/* ---- Products
+ * --------------------------------------------------------------------------------------- */
 
 /* C[m][n] = chain over k of A[m][k] * B[n][k], in the given class.
  *
@@ -40,34 +41,41 @@ MOK_API void mok_product_init(mok_product *product);
 MOK_API mok_status mok_product_run(mok_comm *comm, const mok_product *products, int64_t count,
                                    mok_arith arith);
 
-/* ---- Elementwise, exact at every level; in place allowed ------------------------------------------------ */
+/* ---- Elementwise, exact at every level; in place allowed
+ * ------------------------------------------------ */
 
-/* exp of docs/numerics.md section 2: x below -104 gives +0, above 88.72283 +infinity, NaN 0x7FFFFFFF. */
+/* exp of docs/numerics.md section 2: x below -104 gives +0, above 88.72283 +infinity, NaN
+ * 0x7FFFFFFF. */
 MOK_API void mok_exp(float *out, const float *x, int64_t count);
 MOK_API void mok_sigmoid(float *out, const float *x, int64_t count);
 /* bf16 from f32, to nearest even, NaN to 0x7FFF; and back. */
 MOK_API void mok_bf16_from_f32(uint16_t *out, const float *x, int64_t count);
 MOK_API void mok_f32_from_bf16(float *out, const uint16_t *x, int64_t count);
 
-/* ---- Workers ---------------------------------------------------------------------------------------- */
+/* ---- Workers
+ * ---------------------------------------------------------------------------------------- */
 
-/* Calls run(context, idx, worker) once for every idx in [0, count), in any order, on this rank's workers;
- * worker is in [0, threads). Returns when all have returned. Not collective.
- * Errors: ARGUMENT, STATE (called from run: its workers are taken), PEER (after a fault). */
+/* Calls run(context, idx, worker) once for every idx in [0, count), in any order, on this rank's
+ * workers; worker is in [0, threads). Returns when all have returned. Not collective. Errors:
+ * ARGUMENT, STATE (called from run: its workers are taken), PEER (after a fault). */
 MOK_API mok_status mok_comm_parallel(mok_comm *comm, int64_t count,
                                      void (*run)(void *context, int64_t idx, int32_t worker),
                                      void *context);
 
-/* ---- What this machine has -------------------------------------------------------------------------- */
+/* ---- What this machine has
+ * -------------------------------------------------------------------------- */
 
 MOK_API bool mok_level_available(mok_level level);
-MOK_API const char *mok_level_string(mok_level level); /* "auto", "ref", "avx2", "avx512", "unknown" */
+MOK_API const char *
+mok_level_string(mok_level level); /* "auto", "ref", "avx2", "avx512", "unknown" */
 MOK_API mok_level mok_comm_level(const mok_comm *comm); /* the level in use, never AUTO */
 
-/* ---- Hooks for tests and tools ------------------------------------------------------------------------ */
+/* ---- Hooks for tests and tools
+ * ------------------------------------------------------------------------ */
 
-/* Called by a worker before each task of a pass. Returning false makes that worker leave the pass as if it
- * had died: its task is never done, and whoever waits for it runs into the deadline. NULL removes it. */
+/* Called by a worker before each task of a pass. Returning false makes that worker leave the pass
+ * as if it had died: its task is never done, and whoever waits for it runs into the deadline. NULL
+ * removes it. */
 typedef bool (*mok_task_hook)(void *context, int32_t rank, int32_t worker, mok_phase phase,
                               int64_t task_idx);
 MOK_API void mok_layer_set_task_hook(mok_layer *layer, mok_task_hook hook, void *context);

@@ -1,4 +1,5 @@
-/* What ranks do together outside a pass: agree, gather, broadcast, and sum lanes in their global order. */
+/* What ranks do together outside a pass: agree, gather, broadcast, and sum lanes in their global
+ * order. */
 #include <stdio.h>
 #include <string.h>
 
@@ -88,7 +89,8 @@ mok_status mok_comm_broadcast(mok_comm *comm, void *data, size_t bytes, int32_t 
     if (bytes > 0 && data == NULL) {
         mine = mok_fail(MOK_ERROR_ARGUMENT, "broadcast: data is NULL");
     } else if (root < 0 || root >= comm->size) {
-        mine = mok_fail(MOK_ERROR_ARGUMENT, "broadcast: root %d is outside [0, %d)", root, comm->size);
+        mine =
+            mok_fail(MOK_ERROR_ARGUMENT, "broadcast: root %d is outside [0, %d)", root, comm->size);
     }
     /* Each root has a kind of its own; one that is out of range is reported by the agreement. */
     const mok_call call = {(int32_t)MOK_PHASE_EXCHANGE,
@@ -117,7 +119,8 @@ typedef struct lane_count {
     int64_t count;
 } lane_count;
 
-/* out [count] and partials [lanes, count] share a byte. A size that passes the address space counts too. */
+/* out [count] and partials [lanes, count] share a byte. A size that passes the address space counts
+ * too. */
 static bool floats_overlap(const float *out, int64_t count, const float *partials, int64_t lanes)
 {
     size_t bytes;
@@ -127,7 +130,8 @@ static bool floats_overlap(const float *out, int64_t count, const float *partial
     }
     return __builtin_mul_overflow((size_t)count, sizeof(float), &bytes) ||
            __builtin_mul_overflow(bytes, (size_t)lanes, &all) ||
-           ((uintptr_t)out < (uintptr_t)partials + all && (uintptr_t)partials < (uintptr_t)out + bytes);
+           ((uintptr_t)out < (uintptr_t)partials + all &&
+            (uintptr_t)partials < (uintptr_t)out + bytes);
 }
 
 /* Checks this rank's arguments and learns every rank's lane count. */
@@ -176,9 +180,11 @@ static void add_staged(mok_comm *comm, float *out, const int64_t *lanes_of_rank,
     mok_fpenv_leave(environment);
 }
 
-/* Each exchange carries up to lanes_per_part lanes of a stretch of elements, so that a rank with many lanes
- * needs no larger staging. Ranks take turns: lane order is rank order, then the rank's own. */
-mok_status mok_lane_reduce(mok_comm *comm, float *out, const float *partials, int64_t lanes, int64_t count)
+/* Each exchange carries up to lanes_per_part lanes of a stretch of elements, so that a rank with
+ * many lanes needs no larger staging. Ranks take turns: lane order is rank order, then the rank's
+ * own. */
+mok_status mok_lane_reduce(mok_comm *comm, float *out, const float *partials, int64_t lanes,
+                           int64_t count)
 {
     MOK_REQUIRE(comm != NULL, MOK_ERROR_ARGUMENT, "comm is NULL");
     int64_t lanes_of_rank[MOK_MAX_RANKS];

@@ -4,23 +4,24 @@
  *             symmetric allocation
  *   barrier   between ranks, without read-modify-write operations
  *   waits     bounded: a wait ends when nothing has moved at the awaited rank for timeout_ms
- *   faults    the first fault is written into every rank's control block, so that all ranks end alike
+ *   faults    the first fault is written into every rank's control block, so that all ranks end
+ * alike
  *
- * Barrier. Each rank owns slot[R]. To arrive, a rank raises its own epoch and stores it into slot[me] of
- * every peer; to pass, it waits until all of its slots have reached that epoch.
+ * Barrier. Each rank owns slot[R]. To arrive, a rank raises its own epoch and stores it into
+ * slot[me] of every peer; to pass, it waits until all of its slots have reached that epoch.
  *
  *   rank 0   slot: [ 7 7 6 7 ]   waits for rank 2, and says so after the deadline
  *
- * Why it is enough: the store is a release and the load an acquire, so what a peer wrote before it arrived
- * is visible after we pass.
+ * Why it is enough: the store is a release and the load an acquire, so what a peer wrote before it
+ * arrived is visible after we pass.
  *
- * Exchange. Small data go through staging[2] of each control block: write one's own, barrier, read the
- * peers'. The epoch's low bit picks the buffer. Two suffice: a rank that writes buffer p again has passed
- * the barrier in between, and by arriving there every peer had finished reading p.
+ * Exchange. Small data go through staging[2] of each control block: write one's own, barrier, read
+ * the peers'. The epoch's low bit picks the buffer. Two suffice: a rank that writes buffer p again
+ * has passed the barrier in between, and by arriving there every peer had finished reading p.
  *
- * Calls. Beside its epoch a rank leaves word of what it is doing, by the same rule of two buffers. Behind
- * the barrier every rank reads all of them, so ranks that make different calls all learn it there, all
- * return MOK_ERROR_MISMATCH, and are still in step. */
+ * Calls. Beside its epoch a rank leaves word of what it is doing, by the same rule of two buffers.
+ * Behind the barrier every rank reads all of them, so ranks that make different calls all learn it
+ * there, all return MOK_ERROR_MISMATCH, and are still in step. */
 #ifndef MOK_COMM_COMM_H
 #define MOK_COMM_COMM_H
 
@@ -46,8 +47,10 @@ typedef struct mok_call {
 
 /* One rank's memory that every peer may touch. */
 typedef struct mok_control {
-    _Alignas(MOK_CACHE_LINE) _Atomic uint32_t slot[MOK_MAX_RANKS]; /* slot[p] is written by rank p */
-    _Alignas(MOK_CACHE_LINE) _Atomic uint64_t progress; /* tasks done; moves while this rank works */
+    _Alignas(
+        MOK_CACHE_LINE) _Atomic uint32_t slot[MOK_MAX_RANKS]; /* slot[p] is written by rank p */
+    _Alignas(
+        MOK_CACHE_LINE) _Atomic uint64_t progress; /* tasks done; moves while this rank works */
     _Alignas(MOK_CACHE_LINE) _Atomic uint32_t fault_state; /* 0 none, 1 being written, 2 valid */
     mok_fault fault;
     _Alignas(MOK_CACHE_LINE) mok_call call[2]; /* of the barrier of an even, odd epoch */
@@ -64,7 +67,8 @@ typedef struct mok_symmetric {
 struct mok_group;
 struct mok_shm;
 
-/* How ranks come to share memory: threads as it is (local.c), processes through named objects (shm.c). */
+/* How ranks come to share memory: threads as it is (local.c), processes through named objects
+ * (shm.c). */
 typedef struct mok_mapping {
     mok_status (*allocate)(mok_comm *comm, mok_symmetric *out, size_t bytes, mok_phase phase);
     void (*release)(mok_comm *comm, mok_symmetric *symmetric);
@@ -100,30 +104,33 @@ mok_worker_scratch mok_comm_scratch(const mok_comm *comm, int32_t worker);
 /* Bytes of one rank's end with this many workers, at the given kernels. */
 size_t mok_comm_bytes(const mok_kernels *kernels, int32_t threads);
 
-/* Collective. Every rank passes its own size. Parts live until every rank has released its part, or until
- * the last rank closes: a peer that still runs may read them. Errors: MEMORY on every rank, PEER. */
-mok_status mok_symmetric_allocate(mok_comm *comm, mok_symmetric *out, size_t bytes, mok_phase phase);
+/* Collective. Every rank passes its own size. Parts live until every rank has released its part, or
+ * until the last rank closes: a peer that still runs may read them. Errors: MEMORY on every rank,
+ * PEER. */
+mok_status mok_symmetric_allocate(mok_comm *comm, mok_symmetric *out, size_t bytes,
+                                  mok_phase phase);
 void mok_symmetric_release(mok_comm *comm, mok_symmetric *symmetric);
 
 /* MOK_ERROR_PEER with its text when the communicator has a fault, else MOK_OK. */
 mok_status mok_comm_check(const mok_comm *comm);
 
-/* Records a fault for every rank, unless there is one already; returns MOK_ERROR_PEER. All ranks are given
- * the same fault: the one that was first to reach rank 0's block. */
+/* Records a fault for every rank, unless there is one already; returns MOK_ERROR_PEER. All ranks
+ * are given the same fault: the one that was first to reach rank 0's block. */
 mok_status mok_comm_fault(mok_comm *comm, int32_t peer, mok_phase phase, int64_t task_idx,
                           int64_t waited_ms);
 
-/* Waits until *counter has reached value (compared modulo 2^32) or peer makes no progress for timeout_ms.
- * Errors: PEER. */
-mok_status mok_comm_wait(mok_comm *comm, const _Atomic uint32_t *counter, uint32_t value, int32_t peer,
-                         mok_phase phase, int64_t task_idx);
+/* Waits until *counter has reached value (compared modulo 2^32) or peer makes no progress for
+ * timeout_ms. Errors: PEER. */
+mok_status mok_comm_wait(mok_comm *comm, const _Atomic uint32_t *counter, uint32_t value,
+                         int32_t peer, mok_phase phase, int64_t task_idx);
 
 /* Errors: MISMATCH on every rank where they are in different calls, PEER. */
 mok_status mok_comm_barrier_in(mok_comm *comm, mok_phase phase);
 
 /* This rank's staging buffer of the next exchange. Write it, call mok_comm_exchange, then read
- * mok_comm_staged of every rank before the next barrier or exchange. Errors: PEER after a fault: the barrier
- * that makes two buffers enough was then not passed, and a peer may still be reading. */
+ * mok_comm_staged of every rank before the next barrier or exchange. Errors: PEER after a fault:
+ * the barrier that makes two buffers enough was then not passed, and a peer may still be reading.
+ */
 mok_status mok_comm_stage(mok_comm *comm, unsigned char **stage);
 mok_status mok_comm_exchange(mok_comm *comm, mok_phase phase);
 mok_status mok_comm_meet(mok_comm *comm, const mok_call *call); /* what both of the above do */

@@ -1,7 +1,7 @@
 /* Virtual ranks: several ranks in one process, memory shared as it is.
  *
- * A group outlives its first closed rank: peers may still read what that rank shared, so control blocks
- * and symmetric parts go with the last rank. */
+ * A group outlives its first closed rank: peers may still read what that rank shared, so control
+ * blocks and symmetric parts go with the last rank. */
 #include <pthread.h>
 #include <string.h>
 
@@ -80,8 +80,8 @@ static mok_status group_open(mok_group **out, const mok_allocator *allocator, in
     return MOK_OK;
 }
 
-static mok_status join_group(mok_comm **out, mok_group *group, int32_t rank, const mok_comm_config *config,
-                             const mok_kernels *kernels)
+static mok_status join_group(mok_comm **out, mok_group *group, int32_t rank,
+                             const mok_comm_config *config, const mok_kernels *kernels)
 {
     mok_comm *comm = NULL;
     MOK_TRY(mok_member_begin(&comm, rank, group->ranks, config, kernels));
@@ -188,8 +188,8 @@ static mok_status local_allocate(mok_comm *comm, mok_symmetric *out, size_t byte
         out->entry = entry;
         return MOK_OK;
     }
-    /* Having agreed, every peer has read the table and none keeps a pointer. After a fault that is not
-     * known, so the part stays with the group until its last rank closes. */
+    /* Having agreed, every peer has read the table and none keeps a pointer. After a fault that is
+     * not known, so the part stays with the group until its last rank closes. */
     memset(out, 0, sizeof *out);
     if (status != MOK_ERROR_PEER && entry != NULL) {
         entry_drop(comm->group, entry);

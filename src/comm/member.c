@@ -39,7 +39,8 @@ mok_worker_scratch mok_comm_scratch(const mok_comm *comm, int32_t worker)
     return scratch;
 }
 
-mok_status mok_member_check(const mok_comm_config *config, int32_t ranks, const mok_kernels **kernels)
+mok_status mok_member_check(const mok_comm_config *config, int32_t ranks,
+                            const mok_kernels **kernels)
 {
     MOK_REQUIRE(ranks >= 1 && ranks <= MOK_MAX_RANKS, MOK_ERROR_ARGUMENT,
                 "ranks is %d, must be 1..%d", ranks, MOK_MAX_RANKS);
@@ -59,8 +60,8 @@ mok_status mok_member_check(const mok_comm_config *config, int32_t ranks, const 
     return MOK_OK;
 }
 
-mok_status mok_member_begin(mok_comm **out, int32_t rank, int32_t ranks, const mok_comm_config *config,
-                            const mok_kernels *kernels)
+mok_status mok_member_begin(mok_comm **out, int32_t rank, int32_t ranks,
+                            const mok_comm_config *config, const mok_kernels *kernels)
 {
     mok_comm *comm = mok_allocate(&config->allocator, sizeof *comm);
     MOK_REQUIRE(comm != NULL, MOK_ERROR_MEMORY, "no memory for rank %d", rank);
@@ -80,7 +81,8 @@ mok_status mok_member_finish(mok_comm *comm, int32_t beside)
     comm->scratch_stride = scratch_stride(comm->kernels);
     comm->scratch_bytes = comm->scratch_stride * (size_t)comm->threads;
     comm->scratch = mok_allocate(&comm->allocator, comm->scratch_bytes);
-    MOK_REQUIRE(comm->scratch != NULL, MOK_ERROR_MEMORY, "no memory for the scratch of %d workers", comm->threads);
+    MOK_REQUIRE(comm->scratch != NULL, MOK_ERROR_MEMORY, "no memory for the scratch of %d workers",
+                comm->threads);
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     const int32_t spin_count = (long)beside * comm->threads <= cores ? 4000 : 0;
     return mok_pool_open(&comm->pool, &comm->allocator, comm->threads, spin_count);

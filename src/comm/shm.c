@@ -3,10 +3,10 @@
  *   /mok.NAME            control blocks, made by rank 0:  [ head | control 0 | control 1 | ... ]
  *   /mok.NAME.RANK.SEQ   rank RANK's part of the SEQ-th symmetric allocation
  *
- * Names live only while ranks find each other: behind the barrier that follows a mapping they are unlinked, so a
- * rank that is killed at any later time leaves nothing behind. When finding each other fails, whoever notices
- * unlinks all names that there can be. Space is reserved before it is used: a full /dev/shm is MOK_ERROR_MEMORY
- * here and not a signal in the middle of a pass. */
+ * Names live only while ranks find each other: behind the barrier that follows a mapping they are
+ * unlinked, so a rank that is killed at any later time leaves nothing behind. When finding each
+ * other fails, whoever notices unlinks all names that there can be. Space is reserved before it is
+ * used: a full /dev/shm is MOK_ERROR_MEMORY here and not a signal in the middle of a pass. */
 #define _DEFAULT_SOURCE /* usleep's kin; posix_fallocate */
 #include <errno.h>
 #include <fcntl.h>
@@ -61,10 +61,12 @@ static mok_status create_object(unsigned char **out, const char *name, size_t by
 {
     const int handle = shm_open(name, O_CREAT | O_EXCL | O_RDWR, 0600);
     MOK_REQUIRE(handle >= 0, errno == EEXIST ? MOK_ERROR_ARGUMENT : MOK_ERROR_MEMORY,
-                errno == EEXIST ? "shared memory %s exists: another run has this name" : "shared memory %s: %s",
+                errno == EEXIST ? "shared memory %s exists: another run has this name"
+                                : "shared memory %s: %s",
                 name, strerror(errno));
     const int error = posix_fallocate(handle, 0, (off_t)(bytes > 0 ? bytes : 1));
-    void *base = error == 0 ? mmap(NULL, bytes > 0 ? bytes : 1, PROT_READ | PROT_WRITE, MAP_SHARED, handle, 0)
+    void *base = error == 0 ? mmap(NULL, bytes > 0 ? bytes : 1, PROT_READ | PROT_WRITE, MAP_SHARED,
+                                   handle, 0)
                             : MAP_FAILED;
     (void)close(handle);
     if (base == MAP_FAILED) {
@@ -119,8 +121,8 @@ static mok_status map_peers(mok_comm *comm, mok_symmetric *out, uint32_t sequenc
         part_name(name, comm->shm, rank, sequence);
         out->peer[rank] = map_object(name, &bytes);
         MOK_REQUIRE(out->peer[rank] != NULL && bytes >= out->bytes[rank], MOK_ERROR_MEMORY,
-                    "rank %d cannot map %zu bytes of rank %d: %s", comm->rank, out->bytes[rank], rank,
-                    strerror(errno));
+                    "rank %d cannot map %zu bytes of rank %d: %s", comm->rank, out->bytes[rank],
+                    rank, strerror(errno));
     }
     return MOK_OK;
 }
@@ -153,7 +155,8 @@ static mok_status shm_allocate(mok_comm *comm, mok_symmetric *out, size_t bytes,
         mine = mine != MOK_OK ? mine : mapped;
         status = mok_comm_agree_in(comm, mine, phase);
     }
-    /* Having agreed, all ranks have mapped it. After a fault a dead rank's name may be left: take it along. */
+    /* Having agreed, all ranks have mapped it. After a fault a dead rank's name may be left: take
+     * it along. */
     for (int32_t rank = 0; rank < comm->size; rank++) {
         if (rank == comm->rank || status == MOK_ERROR_PEER) {
             part_name(name, comm->shm, rank, sequence);
@@ -184,9 +187,11 @@ static mok_status check_name(const char *name)
 {
     MOK_REQUIRE(name != NULL, MOK_ERROR_ARGUMENT, "name is NULL");
     const size_t length = strlen(name);
-    MOK_REQUIRE(length >= 1 && length <= 64 &&
-                    strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == length,
-                MOK_ERROR_ARGUMENT, "name '%.70s' must have 1..64 letters, digits, '_' or '-'", name);
+    MOK_REQUIRE(
+        length >= 1 && length <= 64 &&
+            strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") ==
+                length,
+        MOK_ERROR_ARGUMENT, "name '%.70s' must have 1..64 letters, digits, '_' or '-'", name);
     return MOK_OK;
 }
 
@@ -219,9 +224,10 @@ static mok_status find_control(mok_shm *shm, int32_t rank, int32_t timeout_ms)
             (void)munmap(shm->base, bytes);
             shm->base = NULL;
         }
-        MOK_REQUIRE(now_ms() - since < timeout_ms, MOK_ERROR_PEER,
-                    "rank %d waited for rank 0 in phase %s for %d ms: shared memory %s was not made", rank,
-                    mok_phase_string(MOK_PHASE_OPEN), timeout_ms, shm->name);
+        MOK_REQUIRE(
+            now_ms() - since < timeout_ms, MOK_ERROR_PEER,
+            "rank %d waited for rank 0 in phase %s for %d ms: shared memory %s was not made", rank,
+            mok_phase_string(MOK_PHASE_OPEN), timeout_ms, shm->name);
         pause_ms(5);
     }
 }
@@ -231,7 +237,8 @@ static mok_status check_control(const mok_shm *shm, int32_t ranks, size_t bytes)
     const shm_head *head = (const shm_head *)(const void *)shm->base;
     MOK_REQUIRE(head->version == mok_version() && head->control_bytes == sizeof(mok_control) &&
                     head->ranks == ranks && shm->bytes == bytes,
-                MOK_ERROR_MISMATCH, "%s was made by version %d for %d ranks, this is version %d for %d", shm->name,
+                MOK_ERROR_MISMATCH,
+                "%s was made by version %d for %d ranks, this is version %d for %d", shm->name,
                 head->version, head->ranks, mok_version(), ranks);
     return MOK_OK;
 }
@@ -245,7 +252,8 @@ static mok_status join(mok_comm *comm, const char *name, int32_t rank, int32_t r
     MOK_TRY(rank == 0 ? create_control(shm, ranks) : find_control(shm, rank, comm->timeout_ms));
     MOK_TRY(check_control(shm, ranks, bytes));
     for (int32_t r = 0; r < ranks; r++) {
-        comm->control[r] = (mok_control *)(void *)(shm->base + HEAD_BYTES + (size_t)r * control_stride());
+        comm->control[r] =
+            (mok_control *)(void *)(shm->base + HEAD_BYTES + (size_t)r * control_stride());
     }
     MOK_TRY(mok_member_finish(comm, ranks));
     return mok_comm_barrier_in(comm, MOK_PHASE_OPEN);
@@ -263,7 +271,8 @@ mok_status mok_comm_open_shm(mok_comm **out, const char *name, int32_t rank, int
     *out = NULL;
     MOK_TRY(check_name(name));
     MOK_TRY(mok_member_check(use, ranks, &kernels));
-    MOK_REQUIRE(rank >= 0 && rank < ranks, MOK_ERROR_ARGUMENT, "rank is %d, must be 0..%d", rank, ranks - 1);
+    MOK_REQUIRE(rank >= 0 && rank < ranks, MOK_ERROR_ARGUMENT, "rank is %d, must be 0..%d", rank,
+                ranks - 1);
     MOK_TRY(mok_member_begin(&comm, rank, ranks, use, kernels));
     comm->mapping = &shm_mapping;
     comm->shm = mok_allocate(&use->allocator, sizeof *comm->shm);
@@ -273,7 +282,8 @@ mok_status mok_comm_open_shm(mok_comm **out, const char *name, int32_t rank, int
     }
     memset(comm->shm, 0, sizeof *comm->shm);
     const mok_status status = join(comm, name, rank, ranks);
-    /* All have met, or will not: the name has done its work. One that another run made is not ours to take. */
+    /* All have met, or will not: the name has done its work. One that another run made is not ours
+     * to take. */
     if (comm->shm->base != NULL && (rank == 0 || status == MOK_ERROR_PEER)) {
         (void)shm_unlink(comm->shm->name);
     }

@@ -20,20 +20,21 @@ mok_status mok_comm_check(const mok_comm *comm)
         return MOK_OK;
     }
     const mok_fault *fault = &mine->fault;
-    return mok_fail(MOK_ERROR_PEER,
-                    fault->rank == fault->peer
-                        ? "rank %d: a worker of rank %d stopped in phase %s, task %lld (after %lld ms)"
-                        : "rank %d waited for rank %d in phase %s, task %lld, for %lld ms",
-                    fault->rank, fault->peer, mok_phase_string(fault->phase),
-                    (long long)fault->task_idx, (long long)fault->waited_ms);
+    return mok_fail(
+        MOK_ERROR_PEER,
+        fault->rank == fault->peer
+            ? "rank %d: a worker of rank %d stopped in phase %s, task %lld (after %lld ms)"
+            : "rank %d waited for rank %d in phase %s, task %lld, for %lld ms",
+        fault->rank, fault->peer, mok_phase_string(fault->phase), (long long)fault->task_idx,
+        (long long)fault->waited_ms);
 }
 
 /* False when the block has a fault, or is being given one. */
 static bool write_fault(mok_control *control, const mok_fault *fault)
 {
     uint32_t none = 0;
-    if (!atomic_compare_exchange_strong_explicit(&control->fault_state, &none, 1, memory_order_acq_rel,
-                                                 memory_order_acquire)) {
+    if (!atomic_compare_exchange_strong_explicit(&control->fault_state, &none, 1,
+                                                 memory_order_acq_rel, memory_order_acquire)) {
         return false;
     }
     control->fault = *fault;
@@ -51,14 +52,15 @@ mok_status mok_comm_fault(mok_comm *comm, int32_t peer, mok_phase phase, int64_t
         }
         return mok_comm_check(comm);
     }
-    /* Whoever was first is a few stores away from our block. Should it die between them, ours will do. */
+    /* Whoever was first is a few stores away from our block. Should it die between them, ours will
+     * do. */
     mok_control *mine = comm->control[comm->rank];
     const int64_t since = now_ms();
     while (atomic_load_explicit(&mine->fault_state, memory_order_acquire) != 2) {
         sched_yield();
         if (now_ms() - since >= comm->timeout_ms && !write_fault(mine, &fault)) {
-            return mok_fail(MOK_ERROR_PEER, "rank %d: the fault of another rank was never completed",
-                            comm->rank);
+            return mok_fail(MOK_ERROR_PEER,
+                            "rank %d: the fault of another rank was never completed", comm->rank);
         }
     }
     return mok_comm_check(comm);
@@ -84,8 +86,8 @@ static bool reached(const _Atomic uint32_t *counter, uint32_t value)
     return (int32_t)(atomic_load_explicit(counter, memory_order_acquire) - value) >= 0;
 }
 
-mok_status mok_comm_wait(mok_comm *comm, const _Atomic uint32_t *counter, uint32_t value, int32_t peer,
-                         mok_phase phase, int64_t task_idx)
+mok_status mok_comm_wait(mok_comm *comm, const _Atomic uint32_t *counter, uint32_t value,
+                         int32_t peer, mok_phase phase, int64_t task_idx)
 {
     for (int spin = 0; spin < 64; spin++) {
         if (reached(counter, value)) {
@@ -101,9 +103,9 @@ mok_status mok_comm_wait(mok_comm *comm, const _Atomic uint32_t *counter, uint32
             return MOK_OK;
         }
         MOK_TRY(mok_comm_check(comm));
-        /* More runnable threads than cores are usual here, so give the core away at once, and after a
-         * while for longer. On a crowded machine one yield can take as long as a deadline, so the clock is
-         * looked at behind each. */
+        /* More runnable threads than cores are usual here, so give the core away at once, and after
+         * a while for longer. On a crowded machine one yield can take as long as a deadline, so the
+         * clock is looked at behind each. */
         if (round < 200) {
             sched_yield();
         } else {
@@ -133,10 +135,12 @@ static mok_status compare_calls(const mok_comm *comm)
         const mok_call other = comm->control[rank]->call[half];
         MOK_REQUIRE(other.phase == first.phase, MOK_ERROR_MISMATCH,
                     "ranks make different calls: rank %d is in phase %s, rank 0 in phase %s", rank,
-                    mok_phase_string((mok_phase)other.phase), mok_phase_string((mok_phase)first.phase));
-        MOK_REQUIRE(other.kind == first.kind && other.detail == first.detail, MOK_ERROR_MISMATCH,
-                    "ranks make different calls in phase %s, or give other sizes: rank %d and rank 0",
-                    mok_phase_string((mok_phase)first.phase), rank);
+                    mok_phase_string((mok_phase)other.phase),
+                    mok_phase_string((mok_phase)first.phase));
+        MOK_REQUIRE(
+            other.kind == first.kind && other.detail == first.detail, MOK_ERROR_MISMATCH,
+            "ranks make different calls in phase %s, or give other sizes: rank %d and rank 0",
+            mok_phase_string((mok_phase)first.phase), rank);
     }
     return MOK_OK;
 }
@@ -152,7 +156,8 @@ mok_status mok_comm_meet(mok_comm *comm, const mok_call *call)
     }
     const mok_control *mine = comm->control[comm->rank];
     for (int32_t rank = 0; rank < comm->size; rank++) {
-        MOK_TRY(mok_comm_wait(comm, &mine->slot[rank], comm->epoch, rank, (mok_phase)call->phase, -1));
+        MOK_TRY(
+            mok_comm_wait(comm, &mine->slot[rank], comm->epoch, rank, (mok_phase)call->phase, -1));
     }
     return compare_calls(comm);
 }

@@ -1,5 +1,6 @@
-/* CPU detection through the compiler's own CPUID reader, which also asks XGETBV whether the operating system
- * saves the wide registers; a CPU that has AVX-512 under a kernel that does not is reported without. */
+/* CPU detection through the compiler's own CPUID reader, which also asks XGETBV whether the
+ * operating system saves the wide registers; a CPU that has AVX-512 under a kernel that does not is
+ * reported without. */
 #include "core/cpu_features.h"
 
 #if defined(__x86_64__)

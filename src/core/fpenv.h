@@ -1,12 +1,12 @@
 /* The floating-point state that every result assumes: round to nearest, subnormals kept, no traps.
  *
- * A host process may have loaded a library that sets flush-to-zero, or changed the rounding mode. Every
- * entry point and every worker thread brackets its work:
- *     const uint32_t saved = mok_fpenv_enter();
+ * A host process may have loaded a library that sets flush-to-zero, or changed the rounding mode.
+ * Every entry point and every worker thread brackets its work: const uint32_t saved =
+ * mok_fpenv_enter();
  *     ...
  *     mok_fpenv_leave(saved);
- * Both are calls' distance from the arithmetic (kernels live in other translation units), so a compiler
- * cannot move any of it across them. */
+ * Both are calls' distance from the arithmetic (kernels live in other translation units), so a
+ * compiler cannot move any of it across them. */
 #ifndef MOK_CORE_FPENV_H
 #define MOK_CORE_FPENV_H
 

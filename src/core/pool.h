@@ -1,14 +1,14 @@
 /* A rank's worker threads.
  *
- * The caller is worker 0; threads - 1 helpers sleep until a job comes, run it once each and sleep again.
- * Helpers look for work for a short while before they sleep, where there are cores enough for that
- * (spin_count), since a trainer hands out thousands of short jobs a second.
+ * The caller is worker 0; threads - 1 helpers sleep until a job comes, run it once each and sleep
+ * again. Helpers look for work for a short while before they sleep, where there are cores enough
+ * for that (spin_count), since a trainer hands out thousands of short jobs a second.
  *
  *   caller:  job, generation + 1, wake ----> runs as worker 0 ----> waits until pending is 0
  *   helper:  waits for a new generation ---> runs as worker i ----> pending - 1
  *
- * Ordering: the job is published by the release of generation and taken by its acquire; results come back
- * by the release of pending and its acquire. */
+ * Ordering: the job is published by the release of generation and taken by its acquire; results
+ * come back by the release of pending and its acquire. */
 #ifndef MOK_CORE_POOL_H
 #define MOK_CORE_POOL_H
 

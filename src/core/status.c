@@ -68,8 +68,8 @@ const char *mok_status_string(mok_status status)
 
 const char *mok_phase_string(mok_phase phase)
 {
-    static const char *const names[] = {"none",     "open", "agree",  "schedule", "forward", "recompute",
-                                        "backward", "fold", "reduce", "exchange"};
+    static const char *const names[] = {"none",      "open",     "agree", "schedule", "forward",
+                                        "recompute", "backward", "fold",  "reduce",   "exchange"};
     const int idx = (int)phase;
     return idx >= 0 && idx < (int)(sizeof names / sizeof names[0]) ? names[idx] : "unknown";
 }

@@ -1,4 +1,5 @@
-/* The exact elementwise functions as programs call them: at the fastest level, in the right rounding mode. */
+/* The exact elementwise functions as programs call them: at the fastest level, in the right
+ * rounding mode. */
 #include "core/fpenv.h"
 #include "cpu/kernels.h"
 
@@ -18,7 +19,8 @@ void mok_sigmoid(float *out, const float *x, int64_t count)
 
 void mok_bf16_from_f32(uint16_t *out, const float *x, int64_t count)
 {
-    const uint32_t environment = mok_fpenv_enter(); /* a signalling NaN traps where a caller asked for that */
+    const uint32_t environment =
+        mok_fpenv_enter(); /* a signalling NaN traps where a caller asked for that */
     mok_kernels_select(MOK_LEVEL_AUTO)->bf16_from_f32(out, x, count);
     mok_fpenv_leave(environment);
 }

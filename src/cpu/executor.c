@@ -1,8 +1,8 @@
 /* The CPU executor: workers take task numbers from one counter and do them in order.
  *
- * A worker waits for the counters that its task names (mok_comm_wait, bounded), does it, and raises the
- * task's counters with release order, which makes its writes visible to whoever waits with acquire. Which
- * worker does a task does not matter to the result: tasks write disjoint memory. */
+ * A worker waits for the counters that its task names (mok_comm_wait, bounded), does it, and raises
+ * the task's counters with release order, which makes its writes visible to whoever waits with
+ * acquire. Which worker does a task does not matter to the result: tasks write disjoint memory. */
 #include <string.h>
 
 #include "cpu/step.h"

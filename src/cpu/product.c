@@ -24,18 +24,21 @@ static mok_status check_memory(const char *name, int64_t idx, const void *data, 
         return MOK_OK;
     }
     MOK_REQUIRE((uintptr_t)data % element == 0, MOK_ERROR_SHAPE,
-                "products[%lld].%s is not aligned to its element size, %zu bytes", (long long)idx, name,
-                element);
+                "products[%lld].%s is not aligned to its element size, %zu bytes", (long long)idx,
+                name, element);
     MOK_REQUIRE(!__builtin_mul_overflow(rows - 1, stride, &last) &&
                     !__builtin_add_overflow(last, cols, &last) &&
                     !__builtin_mul_overflow(last, (int64_t)element, &bytes) &&
                     (uintptr_t)data <= UINTPTR_MAX - (uintptr_t)bytes,
-                MOK_ERROR_SHAPE, "products[%lld].%s passes the end of the address space: %lld rows of "
-                "stride %lld", (long long)idx, name, (long long)rows, (long long)stride);
+                MOK_ERROR_SHAPE,
+                "products[%lld].%s passes the end of the address space: %lld rows of "
+                "stride %lld",
+                (long long)idx, name, (long long)rows, (long long)stride);
     return MOK_OK;
 }
 
-static mok_tensor view_of(const void *data, mok_dtype dtype, int64_t rows, int64_t cols, int64_t stride)
+static mok_tensor view_of(const void *data, mok_dtype dtype, int64_t rows, int64_t cols,
+                          int64_t stride)
 {
     mok_tensor tensor = mok_tensor_2d(NULL, dtype, rows, cols);
     memcpy(&tensor.data, &data, sizeof data); /* only its address is looked at */
@@ -64,10 +67,11 @@ static mok_status check_operand(const char *name, int64_t idx, const uint16_t *d
 {
     const int64_t inside = transposed ? rows : k;
     const int64_t outside = transposed ? k : rows;
-    MOK_REQUIRE(rows == 0 || k == 0 || data != NULL, MOK_ERROR_ARGUMENT, "products[%lld].%s is NULL",
-                (long long)idx, name);
-    MOK_REQUIRE(stride >= inside, MOK_ERROR_SHAPE, "products[%lld].%s_stride is %lld, must be >= %lld",
-                (long long)idx, name, (long long)stride, (long long)inside);
+    MOK_REQUIRE(rows == 0 || k == 0 || data != NULL, MOK_ERROR_ARGUMENT,
+                "products[%lld].%s is NULL", (long long)idx, name);
+    MOK_REQUIRE(stride >= inside, MOK_ERROR_SHAPE,
+                "products[%lld].%s_stride is %lld, must be >= %lld", (long long)idx, name,
+                (long long)stride, (long long)inside);
     return check_memory(name, idx, data, outside, inside, stride, sizeof *data);
 }
 
@@ -81,14 +85,16 @@ static mok_status check_product(const mok_product *p, int64_t idx)
                 MOK_ERROR_SHAPE, "products[%lld] is %lld x %lld x %lld, extents must be 0..2^40",
                 (long long)idx, (long long)p->m, (long long)p->n, (long long)p->k);
     MOK_REQUIRE(p->c_dtype == MOK_DTYPE_F32 || (p->c_dtype == MOK_DTYPE_BF16 && !p->continued),
-                MOK_ERROR_SHAPE, "products[%lld].c_dtype must be f32, or bf16 for a chain of its own",
+                MOK_ERROR_SHAPE,
+                "products[%lld].c_dtype must be f32, or bf16 for a chain of its own",
                 (long long)idx);
     MOK_TRY(check_operand("a", idx, p->a, p->m, p->k, p->a_stride, p->a_transposed));
     MOK_TRY(check_operand("b", idx, p->b, p->n, p->k, p->b_stride, p->b_transposed));
-    MOK_REQUIRE(p->m == 0 || p->n == 0 || p->c != NULL, MOK_ERROR_ARGUMENT, "products[%lld].c is NULL",
-                (long long)idx);
-    MOK_REQUIRE(p->c_stride >= p->n, MOK_ERROR_SHAPE, "products[%lld].c_stride is %lld, must be >= %lld",
-                (long long)idx, (long long)p->c_stride, (long long)p->n);
+    MOK_REQUIRE(p->m == 0 || p->n == 0 || p->c != NULL, MOK_ERROR_ARGUMENT,
+                "products[%lld].c is NULL", (long long)idx);
+    MOK_REQUIRE(p->c_stride >= p->n, MOK_ERROR_SHAPE,
+                "products[%lld].c_stride is %lld, must be >= %lld", (long long)idx,
+                (long long)p->c_stride, (long long)p->n);
     MOK_TRY(check_memory("c", idx, p->c, p->m, p->n, p->c_stride, mok_dtype_bytes(p->c_dtype)));
     return check_apart(p, idx);
 }
@@ -135,7 +141,8 @@ static void run_tile(const batch *work, const mok_product *p, int64_t tile,
     }
 }
 
-/* Each worker walks the products once beside the shared counter, so that no list of tiles is needed. */
+/* Each worker walks the products once beside the shared counter, so that no list of tiles is
+ * needed. */
 static void work_tiles(void *context, int32_t worker)
 {
     batch *work = context;
@@ -156,7 +163,8 @@ static void work_tiles(void *context, int32_t worker)
     }
 }
 
-mok_status mok_product_run(mok_comm *comm, const mok_product *products, int64_t count, mok_arith arith)
+mok_status mok_product_run(mok_comm *comm, const mok_product *products, int64_t count,
+                           mok_arith arith)
 {
     MOK_REQUIRE(comm != NULL, MOK_ERROR_ARGUMENT, "comm is NULL");
     MOK_REQUIRE(count >= 0 && (count == 0 || products != NULL), MOK_ERROR_ARGUMENT,
@@ -168,7 +176,8 @@ mok_status mok_product_run(mok_comm *comm, const mok_product *products, int64_t 
         MOK_TRY(check_product(&products[i], i));
     }
     batch work = {comm, products, count,
-                  arith == MOK_ARITH_FMA ? comm->kernels->product_fma : comm->kernels->product_tc16, 0};
+                  arith == MOK_ARITH_FMA ? comm->kernels->product_fma : comm->kernels->product_tc16,
+                  0};
     atomic_init(&work.next, 0);
     return mok_pool_run(comm->pool, work_tiles, &work);
 }

@@ -1,7 +1,8 @@
 /* One pass of one rank on the CPU: everything a task needs to find its operands.
  *
- * src/layer fills a mok_step from the caller's tensors, the schedule and the layer's memory; the executor
- * walks the task list of its plan; the bodies of the tasks are in step_forward.c and step_backward.c. */
+ * src/layer fills a mok_step from the caller's tensors, the schedule and the layer's memory; the
+ * executor walks the task list of its plan; the bodies of the tasks are in step_forward.c and
+ * step_backward.c. */
 #ifndef MOK_CPU_STEP_H
 #define MOK_CPU_STEP_H
 
@@ -11,7 +12,8 @@
 #include "plan/layout.h"
 #include "plan/schedule.h"
 
-/* One matrix of every expert: element (e, row, col) is data[e * expert_stride + row * row_stride + col]. */
+/* One matrix of every expert: element (e, row, col) is data[e * expert_stride + row * row_stride +
+ * col]. */
 typedef struct mok_weight {
     const uint16_t *data;
     int64_t expert_stride, row_stride;
@@ -86,7 +88,8 @@ mok_status mok_step_run(mok_step *step);
 
 /* Bodies; scratch is the worker's. */
 void mok_step_forward_task(mok_step *step, const mok_task *task, const mok_worker_scratch *scratch);
-void mok_step_backward_task(mok_step *step, const mok_task *task, const mok_worker_scratch *scratch);
+void mok_step_backward_task(mok_step *step, const mok_task *task,
+                            const mok_worker_scratch *scratch);
 void mok_step_fold_task(mok_step *step, const mok_task *task);
 
 /* The rows of one block and the weights of their expert. */

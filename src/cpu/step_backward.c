@@ -1,5 +1,5 @@
-/* The backward tasks: dispatch of dy, the hidden gradient with SwiGLU backward, dx, weight gradients,
- * combine. docs/layer.md, "Backward". */
+/* The backward tasks: dispatch of dy, the hidden gradient with SwiGLU backward, dx, weight
+ * gradients, combine. docs/layer.md, "Backward". */
 #include <string.h>
 
 #include "cpu/step.h"
@@ -11,8 +11,8 @@ static void dispatch(mok_step *step, const mok_task *task)
     const int64_t hidden = step->shape->hidden;
     const int64_t first = task->block * MOK_ROW_BLOCK;
     const size_t row_bytes = (size_t)hidden * sizeof *view.dy;
-    float *row_weight =
-        step->ring.row_weight + (task->block - mok_macro_begin(&step->plan, task->macro)) * MOK_ROW_BLOCK;
+    float *row_weight = step->ring.row_weight +
+                        (task->block - mok_macro_begin(&step->plan, task->macro)) * MOK_ROW_BLOCK;
     for (int64_t row = 0; row < view.row_count; row++) {
         const int64_t slot = step->rows->peer_slot[first + row];
         const int64_t token = slot / step->shape->slots;
@@ -35,7 +35,8 @@ static void d_hidden(mok_step *step, const mok_task *task, const mok_worker_scra
     const int64_t cols = mok_min64(view.inner - col, step->shape->inner_cols);
     const mok_operand dy = {view.dy, hidden, false};
     const mok_operand weight = {view.down.data + col, view.down.row_stride, true};
-    mok_step_product(step, scratch->tile[0], false, &dy, &weight, view.row_count, cols, hidden, scratch);
+    mok_step_product(step, scratch->tile[0], false, &dy, &weight, view.row_count, cols, hidden,
+                     scratch);
     for (int64_t row = 0; row < view.row_count; row++) {
         const float w = view.row_weight != NULL ? view.row_weight[row] : 1.0f;
         for (int64_t c = 0; c < cols; c += MOK_ROUTER_CHUNK) {
@@ -77,7 +78,8 @@ static void combine(mok_step *step, const mok_task *task)
     for (int64_t row = 0; row < view.row_count; row++) {
         const int64_t slot = step->rows->peer_slot[first + row];
         const mok_arena *source = &step->arena[step->rows->peer_rank[first + row]];
-        memcpy(source->slots + slot * hidden, view.y + row * hidden, (size_t)hidden * sizeof *view.y);
+        memcpy(source->slots + slot * hidden, view.y + row * hidden,
+               (size_t)hidden * sizeof *view.y);
         float sum = 0.0f;
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
             const float part = view.router_part[row * chunks + chunk];
@@ -151,8 +153,8 @@ static void wgrad(mok_step *step, const mok_task *task, const wgrad_view *view, 
     finish_tile(step, grad, view->expert, row, col, tile, rows, cols);
 }
 
-/* The part of an expert's rows that lies in this macrobatch. Macrobatches hand an interrupted chain on in
- * halves by turns: while m reads what m - 1 left of one expert, it may leave another. */
+/* The part of an expert's rows that lies in this macrobatch. Macrobatches hand an interrupted chain
+ * on in halves by turns: while m reads what m - 1 left of one expert, it may leave another. */
 static void wgrad_routed(mok_step *step, const mok_task *task, const mok_worker_scratch *scratch)
 {
     const int64_t macro_row = mok_macro_begin(&step->plan, task->macro) * MOK_ROW_BLOCK;

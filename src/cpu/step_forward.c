@@ -1,4 +1,5 @@
-/* The forward tasks: dispatch, gate/up with SwiGLU, down, combine, fold. docs/layer.md, "Forward". */
+/* The forward tasks: dispatch, gate/up with SwiGLU, down, combine, fold. docs/layer.md, "Forward".
+ */
 #include <string.h>
 
 #include "cpu/step.h"
@@ -17,7 +18,8 @@ void mok_step_store_tile(const mok_step *step, uint16_t *out, int64_t out_stride
                          int64_t rows, int64_t cols)
 {
     for (int64_t row = 0; row < rows; row++) {
-        step->comm->kernels->bf16_from_f32(out + row * out_stride, tile + row * MOK_TILE_COLS, cols);
+        step->comm->kernels->bf16_from_f32(out + row * out_stride, tile + row * MOK_TILE_COLS,
+                                           cols);
     }
 }
 
@@ -46,7 +48,8 @@ mok_block_view mok_step_block(const mok_step *step, const mok_task *task)
     const bool shared = is_shared(task->kind);
     const mok_buffers *from = shared ? &step->shared : &step->ring;
     const mok_expert_weights *weights = shared ? &step->shared_weights : &step->weights;
-    const int64_t in_ring = shared ? task->block : task->block - mok_macro_begin(&step->plan, task->macro);
+    const int64_t in_ring =
+        shared ? task->block : task->block - mok_macro_begin(&step->plan, task->macro);
     const int64_t row = in_ring * MOK_ROW_BLOCK;
     const int64_t hidden = step->shape->hidden;
     const int64_t expert = shared ? 0 : step->rows->block_expert[task->block];
@@ -93,9 +96,11 @@ static void gate_up(mok_step *step, const mok_task *task, const mok_worker_scrat
     const int64_t col = task->tile * step->shape->inner_cols;
     const int64_t cols = mok_min64(view.inner - col, step->shape->inner_cols);
     const mok_operand x = {view.x, hidden, false};
-    const mok_operand gate = {view.gate.data + col * view.gate.row_stride, view.gate.row_stride, false};
+    const mok_operand gate = {view.gate.data + col * view.gate.row_stride, view.gate.row_stride,
+                              false};
     const mok_operand up = {view.up.data + col * view.up.row_stride, view.up.row_stride, false};
-    mok_step_product(step, scratch->tile[0], false, &x, &gate, view.row_count, cols, hidden, scratch);
+    mok_step_product(step, scratch->tile[0], false, &x, &gate, view.row_count, cols, hidden,
+                     scratch);
     mok_step_product(step, scratch->tile[1], false, &x, &up, view.row_count, cols, hidden, scratch);
     for (int64_t row = 0; row < view.row_count; row++) {
         const int64_t at = row * view.inner + col;
@@ -172,8 +177,8 @@ void mok_step_fold_task(mok_step *step, const mok_task *task)
         const uint16_t *rows = mine->slots + token * slots * hidden;
         const int32_t *routes = step->routes + token * slots;
         if (!step->fold_backward) {
-            kernels->combine_forward(out, shared, rows, mine->router_weights + token * slots, routes,
-                                     slots, hidden);
+            kernels->combine_forward(out, shared, rows, mine->router_weights + token * slots,
+                                     routes, slots, hidden);
             continue;
         }
         kernels->combine_backward(out, shared, rows, routes, slots, hidden);

@@ -48,9 +48,12 @@ static mok_status check_apart(const mok_shape *shape, const mok_cuda_rank_io *io
         {"weights.down", &w->down, false},
     };
     const mok_named_tensor more[6] = {
-        {"gradients.shared_gate", &g->shared_gate, true}, {"gradients.shared_up", &g->shared_up, true},
-        {"gradients.shared_down", &g->shared_down, true}, {"weights.shared_gate", &w->shared_gate, false},
-        {"weights.shared_up", &w->shared_up, false},      {"weights.shared_down", &w->shared_down, false},
+        {"gradients.shared_gate", &g->shared_gate, true},
+        {"gradients.shared_up", &g->shared_up, true},
+        {"gradients.shared_down", &g->shared_down, true},
+        {"weights.shared_gate", &w->shared_gate, false},
+        {"weights.shared_up", &w->shared_up, false},
+        {"weights.shared_down", &w->shared_down, false},
     };
     if (shared) {
         memcpy(tensors + 11, more, sizeof more);
@@ -99,7 +102,8 @@ static matrix of_weights(const mok_tensor *tensor)
 }
 
 /* Rows of tokens cut into lanes. */
-static matrix of_lanes(const void *data, int64_t cols, int64_t tokens, int64_t lanes, int64_t row_stride)
+static matrix of_lanes(const void *data, int64_t cols, int64_t tokens, int64_t lanes,
+                       int64_t row_stride)
 {
     matrix m = plain(data, cols, lanes > 0 ? tokens / lanes : 0, row_stride);
     m.batches = lanes;
@@ -108,7 +112,8 @@ static matrix of_lanes(const void *data, int64_t cols, int64_t tokens, int64_t l
     return m;
 }
 
-static mok_status encode(CUtensorMap *out, const mok_cuda_layer *layer, const matrix *m, int32_t box_rows)
+static mok_status encode(CUtensorMap *out, const mok_cuda_layer *layer, const matrix *m,
+                         int32_t box_rows)
 {
     const mok_device_tensor tensor = {m->data,
                                       {m->cols, m->rows, m->batches, m->parts},
@@ -117,15 +122,18 @@ static mok_status encode(CUtensorMap *out, const mok_cuda_layer *layer, const ma
     return mok_device_map_4d(out, layer->encode, &tensor);
 }
 
-static mok_status fill_routed_maps(CUtensorMap *map, const mok_cuda_layer *layer, const mok_cuda_rank *rank,
-                                   const mok_cuda_rank_io *io)
+static mok_status fill_routed_maps(CUtensorMap *map, const mok_cuda_layer *layer,
+                                   const mok_cuda_rank *rank, const mok_cuda_rank_io *io)
 {
     const mok_shape *shape = &rank->shape;
     const int64_t ring = shape->macro_blocks * MOK_ROW_BLOCK;
-    const matrix x = plain(mok_cuda_bf16_at(rank, rank->layout.ring_x), shape->hidden, ring, shape->hidden);
-    const matrix dy = plain(mok_cuda_bf16_at(rank, rank->layout.ring_dy), shape->hidden, ring, shape->hidden);
+    const matrix x =
+        plain(mok_cuda_bf16_at(rank, rank->layout.ring_x), shape->hidden, ring, shape->hidden);
+    const matrix dy =
+        plain(mok_cuda_bf16_at(rank, rank->layout.ring_dy), shape->hidden, ring, shape->hidden);
     matrix d = plain(mok_cuda_bf16_at(rank, rank->layout.ring_d), shape->inner, ring, shape->inner);
-    matrix gu = plain(mok_cuda_bf16_at(rank, rank->layout.ring_gu), shape->inner, ring, shape->inner);
+    matrix gu =
+        plain(mok_cuda_bf16_at(rank, rank->layout.ring_gu), shape->inner, ring, shape->inner);
     const matrix gate = of_weights(&io->weights.gate);
     const matrix up = of_weights(&io->weights.up);
     const matrix down = of_weights(&io->weights.down);
@@ -142,8 +150,9 @@ static mok_status fill_routed_maps(CUtensorMap *map, const mok_cuda_layer *layer
     return encode(&map[MOK_BACK_D_ROWS], layer, &d, 64);
 }
 
-static mok_status fill_shared_maps(CUtensorMap *map, const mok_cuda_layer *layer, const mok_cuda_rank *rank,
-                                   const mok_cuda_rank_io *io, const mok_cuda_rank_gradients *back)
+static mok_status fill_shared_maps(CUtensorMap *map, const mok_cuda_layer *layer,
+                                   const mok_cuda_rank *rank, const mok_cuda_rank_io *io,
+                                   const mok_cuda_rank_gradients *back)
 {
     const mok_shape *shape = &rank->shape;
     const int64_t h = shape->hidden;
@@ -217,7 +226,8 @@ static mok_status fill_backward(mok_sm90_pass *p, mok_cuda_layer *layer, const m
 
 /* ---- Launches ---- */
 
-static mok_status launch_plan(mok_cuda_layer *layer, const mok_cuda_rank_gradients *back, cudaStream_t stream)
+static mok_status launch_plan(mok_cuda_layer *layer, const mok_cuda_rank_gradients *back,
+                              cudaStream_t stream)
 {
     mok_sm90_schedule p;
     mok_cuda_fill_plan(&p, layer);
@@ -247,7 +257,8 @@ mok_status mok_cuda_backward(mok_cuda_layer *layer, const mok_cuda_rank_io *io,
 {
     MOK_REQUIRE(layer != NULL && io != NULL && gradients != NULL, MOK_ERROR_ARGUMENT,
                 "layer, io or gradients is NULL");
-    MOK_REQUIRE(layer->cuda.forward_only == 0, MOK_ERROR_UNSUPPORTED, "the layer was opened forward_only");
+    MOK_REQUIRE(layer->cuda.forward_only == 0, MOK_ERROR_UNSUPPORTED,
+                "the layer was opened forward_only");
     MOK_REQUIRE(layer->progress == MOK_CUDA_FORWARDED, MOK_ERROR_STATE,
                 "no forward has run since the last schedule");
     for (int32_t r = 0; r < layer->cuda.ranks; r++) {

@@ -22,7 +22,8 @@ mok_status mok_device_encoder(mok_encode_tiled *out)
     return MOK_OK;
 }
 
-static mok_status encode_map(CUtensorMap *out, mok_encode_tiled encode, const mok_device_tensor *tensor, int axes)
+static mok_status encode_map(CUtensorMap *out, mok_encode_tiled encode,
+                             const mok_device_tensor *tensor, int axes)
 {
     cuuint64_t extent[4];
     cuuint64_t stride[3];
@@ -36,13 +37,15 @@ static mok_status encode_map(CUtensorMap *out, mok_encode_tiled encode, const mo
     for (int i = 0; i + 1 < axes; i++) {
         stride[i] = (cuuint64_t)tensor->stride[i] * 2;
     }
-    const CUresult result = encode(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)axes, base, extent, stride,
-                                   box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult result =
+        encode(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)axes, base, extent, stride, box,
+               step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     MOK_REQUIRE(result == CUDA_SUCCESS, MOK_ERROR_DEVICE,
                 "tensor map of %d axes, %lld x %lld, strides %lld and %lld: driver error %d", axes,
-                (long long)tensor->extent[1], (long long)tensor->extent[0], (long long)tensor->stride[0],
-                (long long)(axes > 2 ? tensor->stride[1] : 0), (int)result);
+                (long long)tensor->extent[1], (long long)tensor->extent[0],
+                (long long)tensor->stride[0], (long long)(axes > 2 ? tensor->stride[1] : 0),
+                (int)result);
     return MOK_OK;
 }
 
@@ -55,14 +58,19 @@ mok_status mok_device_map(CUtensorMap *out, mok_encode_tiled encode, const void 
         return MOK_OK; /* no task names it */
     }
     const mok_device_tensor tensor = {
-        data, {cols, rows, experts, 1}, {row_stride, experts > 1 ? expert_stride : rows * row_stride, 0}, box_rows};
+        data,
+        {cols, rows, experts, 1},
+        {row_stride, experts > 1 ? expert_stride : rows * row_stride, 0},
+        box_rows};
     return encode_map(out, encode, &tensor, experts > 0 ? 3 : 2);
 }
 
-mok_status mok_device_map_4d(CUtensorMap *out, mok_encode_tiled encode, const mok_device_tensor *tensor)
+mok_status mok_device_map_4d(CUtensorMap *out, mok_encode_tiled encode,
+                             const mok_device_tensor *tensor)
 {
     memset(out, 0, sizeof *out);
-    if (tensor->data == NULL || tensor->extent[0] == 0 || tensor->extent[1] == 0 || tensor->extent[2] == 0) {
+    if (tensor->data == NULL || tensor->extent[0] == 0 || tensor->extent[1] == 0 ||
+        tensor->extent[2] == 0) {
         return MOK_OK; /* no task names it */
     }
     return encode_map(out, encode, tensor, 4);
@@ -142,10 +150,11 @@ static mok_status compare_cases(const product_cases *cases, uint64_t seed)
             }
             const uint32_t want_bits = mok_f32_bits(mok_f32_finish(want));
             const uint32_t got_bits = mok_f32_bits(mok_f32_finish(cases->got[row * 256 + col]));
-            MOK_REQUIRE(want_bits == got_bits, MOK_ERROR_DEVICE,
-                        "the device is not of class tc16: case %llu, row %d, column %d gives %08x, must "
-                        "be %08x",
-                        (unsigned long long)seed, row, col, got_bits, want_bits);
+            MOK_REQUIRE(
+                want_bits == got_bits, MOK_ERROR_DEVICE,
+                "the device is not of class tc16: case %llu, row %d, column %d gives %08x, must "
+                "be %08x",
+                (unsigned long long)seed, row, col, got_bits, want_bits);
         }
     }
     return MOK_OK;
@@ -172,7 +181,8 @@ static mok_status run_cases(product_cases *cases, unsigned char *device, uint64_
 static uint32_t first_difference(const float *table, int step, float (*function)(float))
 {
     uint32_t bits = 0;
-    while (bits < 65536 && mok_f32_bits(table[(int)bits * step]) == mok_f32_bits(function(mok_f32_of_bits(bits << 16)))) {
+    while (bits < 65536 && mok_f32_bits(table[(int)bits * step]) ==
+                               mok_f32_bits(function(mok_f32_of_bits(bits << 16)))) {
         bits++;
     }
     return bits;
@@ -184,7 +194,8 @@ static mok_status test_silu(float *silu)
     const dim3 blocks = {256, 1, 1};
     const dim3 threads = {256, 1, 1};
     const size_t bytes = 3 * 65536 * sizeof(float);
-    MOK_CUDA_TRY(cudaLaunchKernel(mok_sm90_silu_table_function(), blocks, threads, arguments, 0, NULL));
+    MOK_CUDA_TRY(
+        cudaLaunchKernel(mok_sm90_silu_table_function(), blocks, threads, arguments, 0, NULL));
     float *table = malloc(bytes);
     MOK_REQUIRE(table != NULL, MOK_ERROR_MEMORY, "no memory for the self-test");
     const cudaError_t error = cudaMemcpy(table, silu, bytes, cudaMemcpyDeviceToHost);
@@ -194,8 +205,10 @@ static mok_status test_silu(float *silu)
     free(table);
     MOK_CUDA_TRY(error);
     MOK_REQUIRE(value == 65536 && again == 65536, MOK_ERROR_DEVICE,
-                "the device's silu of bf16 %04x differs from the CPU's", value < again ? value : again);
-    MOK_REQUIRE(slope == 65536, MOK_ERROR_DEVICE, "the device's dsilu of bf16 %04x differs from the CPU's", slope);
+                "the device's silu of bf16 %04x differs from the CPU's",
+                value < again ? value : again);
+    MOK_REQUIRE(slope == 65536, MOK_ERROR_DEVICE,
+                "the device's dsilu of bf16 %04x differs from the CPU's", slope);
     return MOK_OK;
 }
 
@@ -203,7 +216,8 @@ mok_status mok_device_self_test(float *silu)
 {
     MOK_TRY(test_silu(silu));
     MOK_CUDA_TRY(cudaFuncSetAttribute(mok_sm90_product_test_function(),
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize, 320 * 128 + 1024));
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      320 * 128 + 1024));
     product_cases *cases = malloc(sizeof *cases);
     MOK_REQUIRE(cases != NULL, MOK_ERROR_MEMORY, "no memory for the self-test");
     void *device = NULL;

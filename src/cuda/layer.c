@@ -89,10 +89,10 @@ static mok_status check_device(mok_cuda_layer *layer)
     struct cudaDeviceProp device;
     MOK_CUDA_TRY(cudaGetDeviceProperties(&device, layer->cuda.device));
     MOK_REQUIRE(device.major == 9 && device.minor == 0, MOK_ERROR_DEVICE,
-                "device %d (%s) has compute capability %d.%d, this version needs 9.0", layer->cuda.device,
-                device.name, device.major, device.minor);
-    MOK_REQUIRE(device.cooperativeLaunch != 0, MOK_ERROR_DEVICE, "device %d has no cooperative launch",
-                layer->cuda.device);
+                "device %d (%s) has compute capability %d.%d, this version needs 9.0",
+                layer->cuda.device, device.name, device.major, device.minor);
+    MOK_REQUIRE(device.cooperativeLaunch != 0, MOK_ERROR_DEVICE,
+                "device %d has no cooperative launch", layer->cuda.device);
     MOK_TRY(cut_grid(layer, &device));
     MOK_TRY(mok_device_encoder(&layer->encode));
     const void *passes[] = {mok_sm90_forward_function(), mok_sm90_backward_function()};
@@ -127,16 +127,16 @@ static mok_status take_memory(mok_cuda_layer *layer)
         rank->tokens = -1;
         MOK_TRY(mok_cuda_shape_make(&rank->shape, &layer->config, layer->cuda.ranks, r,
                                     layer->blocks_per_rank));
-        MOK_REQUIRE(mok_cuda_layout_make(&rank->layout, &rank->shape, layer->cuda.forward_only), MOK_ERROR_MEMORY,
-                    "rank %d needs more bytes than an address can name", r);
+        MOK_REQUIRE(mok_cuda_layout_make(&rank->layout, &rank->shape, layer->cuda.forward_only),
+                    MOK_ERROR_MEMORY, "rank %d needs more bytes than an address can name", r);
         MOK_CUDA_TRY(cudaMalloc(&memory, rank->layout.bytes));
         rank->memory = memory;
         layer->bytes += rank->layout.bytes;
         MOK_CUDA_TRY(cudaMemset(rank->memory + rank->layout.words, 0,
                                 rank->layout.bytes - rank->layout.words));
     }
-    MOK_REQUIRE(mok_cuda_common_layout_make(&layer->common_layout, &layer->rank[0].shape), MOK_ERROR_MEMORY,
-                "the schedule needs more bytes than an address can name");
+    MOK_REQUIRE(mok_cuda_common_layout_make(&layer->common_layout, &layer->rank[0].shape),
+                MOK_ERROR_MEMORY, "the schedule needs more bytes than an address can name");
     MOK_CUDA_TRY(cudaMalloc(&memory, layer->common_layout.bytes));
     layer->common = memory;
     layer->bytes += layer->common_layout.bytes;

@@ -29,9 +29,9 @@ struct mok_cuda_layer {
     float silu_limit, dsilu_limit;
     mok_cuda_progress progress;
     mok_cuda_common_layout common_layout;
-    unsigned char *common;      /* device */
-    mok_sm90_fault *fault;      /* host memory that the device writes */
-    mok_sm90_event *trace;      /* device, or NULL */
+    unsigned char *common; /* device */
+    mok_sm90_fault *fault; /* host memory that the device writes */
+    mok_sm90_event *trace; /* device, or NULL */
     mok_sm90_trace_head *trace_head;
     size_t bytes;
     mok_cuda_rank rank[MOK_CUDA_MAX_RANKS];
@@ -56,11 +56,14 @@ static inline uint16_t *mok_cuda_bf16_at(const mok_cuda_rank *rank, size_t offse
     return (uint16_t *)(void *)(rank->memory + offset);
 }
 
-/* Address and rows aligned to 16 bytes: the copy engine and vector accesses need it. Errors: SHAPE. */
+/* Address and rows aligned to 16 bytes: the copy engine and vector accesses need it. Errors: SHAPE.
+ */
 mok_status mok_cuda_check_aligned(const mok_tensor *tensor, const char *name, int32_t rank);
 
-/* x, router weights and weights of one rank, as forward gets them. Errors: ARGUMENT, SHAPE, STATE. */
-mok_status mok_cuda_check_inputs(const mok_cuda_layer *layer, const mok_cuda_rank_io *io, int32_t rank);
+/* x, router weights and weights of one rank, as forward gets them. Errors: ARGUMENT, SHAPE, STATE.
+ */
+mok_status mok_cuda_check_inputs(const mok_cuda_layer *layer, const mok_cuda_rank_io *io,
+                                 int32_t rank);
 
 /* Everything in a pass's parameters that does not depend on which pass it is. */
 void mok_cuda_fill_pass(mok_sm90_pass *p, mok_cuda_layer *layer, const mok_cuda_rank_io *io);

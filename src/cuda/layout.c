@@ -6,8 +6,9 @@
 
 static mok_status check_multiple(const char *name, int64_t value)
 {
-    MOK_REQUIRE(value % 16 == 0, MOK_ERROR_SHAPE, "config.%s is %lld, must be a multiple of 16 on the device",
-                name, (long long)value);
+    MOK_REQUIRE(value % 16 == 0, MOK_ERROR_SHAPE,
+                "config.%s is %lld, must be a multiple of 16 on the device", name,
+                (long long)value);
     return MOK_OK;
 }
 
@@ -28,8 +29,8 @@ static int64_t most_tasks(mok_pass pass, const mok_shape *shape)
     return mok_task_count(&plan);
 }
 
-mok_status mok_cuda_shape_make(mok_shape *out, const mok_layer_config *config, int32_t ranks, int32_t rank,
-                               int32_t blocks)
+mok_status mok_cuda_shape_make(mok_shape *out, const mok_layer_config *config, int32_t ranks,
+                               int32_t rank, int32_t blocks)
 {
     MOK_TRY(mok_shape_make(out, config, ranks, rank));
     MOK_TRY(check_multiple("hidden", config->hidden));
@@ -37,13 +38,15 @@ mok_status mok_cuda_shape_make(mok_shape *out, const mok_layer_config *config, i
     MOK_TRY(check_multiple("shared_intermediate", config->shared_intermediate));
     out->inner_cols = 128;
     out->hidden_cols = 256;
-    MOK_REQUIRE(MOK_COUNTERS * mok_counter_blocks(out) <= INT32_MAX && most_tasks(MOK_PASS_FORWARD, out) <= INT32_MAX &&
+    MOK_REQUIRE(MOK_COUNTERS * mok_counter_blocks(out) <= INT32_MAX &&
+                    most_tasks(MOK_PASS_FORWARD, out) <= INT32_MAX &&
                     out->capacity_blocks <= INT32_MAX / MOK_ROW_BLOCK,
                 MOK_ERROR_SHAPE, "rank %d: %lld rows are more than the device can number", rank,
                 (long long)out->capacity_blocks * MOK_ROW_BLOCK);
     if (config->minibatch_rows == 0) {
-        /* As many rows of x as half the second-level cache keeps while every column tile reads them again, as
-         * a power of two (measured best on five shapes, docs/perf-log.md), but a round of tiles for all blocks. */
+        /* As many rows of x as half the second-level cache keeps while every column tile reads them
+         * again, as a power of two (measured best on five shapes, docs/perf-log.md), but a round of
+         * tiles for all blocks. */
         const int64_t bytes = MOK_ROW_BLOCK * config->hidden * (int64_t)BF16;
         int64_t wanted = 1;
         while (wanted * 2 * bytes <= 30000000) {
@@ -77,18 +80,21 @@ bool mok_cuda_layout_make(mok_cuda_layout *out, const mok_shape *shape, bool for
     out->ring_dy = mok_extent_add(&extent, trains * ring, shape->hidden, 1, BF16);
     out->ring_d = mok_extent_add(&extent, trains * 3, ring, shape->inner, BF16);
     out->shared_d = mok_extent_add(&extent, trains * 3, shared_tokens, shape->shared_inner, BF16);
-    out->router_part = mok_extent_add(&extent, trains * ring, mok_ceil_div(shape->inner, MOK_ROUTER_CHUNK), 1,
-                                      sizeof(float));
+    out->router_part = mok_extent_add(
+        &extent, trains * ring, mok_ceil_div(shape->inner, MOK_ROUTER_CHUNK), 1, sizeof(float));
     out->slots = mok_extent_add(&extent, tokens, shape->slots, shape->hidden, BF16);
     out->routes = mok_extent_add(&extent, tokens, shape->slots, 1, sizeof(int32_t));
-    out->peer_rank = mok_extent_add(&extent, shape->capacity_blocks, MOK_ROW_BLOCK, 1, sizeof(int32_t));
-    out->peer_slot = mok_extent_add(&extent, shape->capacity_blocks, MOK_ROW_BLOCK, 1, sizeof(int32_t));
+    out->peer_rank =
+        mok_extent_add(&extent, shape->capacity_blocks, MOK_ROW_BLOCK, 1, sizeof(int32_t));
+    out->peer_slot =
+        mok_extent_add(&extent, shape->capacity_blocks, MOK_ROW_BLOCK, 1, sizeof(int32_t));
     out->block_expert = mok_extent_add(&extent, shape->capacity_blocks, 1, 1, sizeof(int32_t));
     out->segment_begin = mok_extent_add(&extent, shape->expert_count + 1, 1, 1, sizeof(int64_t));
     out->segment_count = mok_extent_add(&extent, shape->expert_count, 1, 1, sizeof(int64_t));
-    out->forward = mok_extent_add(&extent, most_tasks(MOK_PASS_FORWARD, shape), 1, 1, sizeof(mok_sm90_task));
-    out->backward =
-        mok_extent_add(&extent, trains * most_tasks(MOK_PASS_BACKWARD, &wide), 1, 1, sizeof(mok_sm90_task));
+    out->forward =
+        mok_extent_add(&extent, most_tasks(MOK_PASS_FORWARD, shape), 1, 1, sizeof(mok_sm90_task));
+    out->backward = mok_extent_add(&extent, trains * most_tasks(MOK_PASS_BACKWARD, &wide), 1, 1,
+                                   sizeof(mok_sm90_task));
     out->comm = mok_extent_add(&extent, shape->capacity_blocks, 1, 1, sizeof(mok_sm90_task));
     out->words = mok_extent_add(&extent, LINE, 1, 1, 1);
     out->row_count = add_words(&extent, 2);

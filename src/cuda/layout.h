@@ -1,7 +1,7 @@
 /* Where a virtual rank's memory lies on the device: one function gives the bytes and the offsets.
  *
- * The ring holds a macrobatch of intermediates; x is copied into it row by row, g, u and h are made there.
- * Words that blocks poll stand on cache lines of their own. */
+ * The ring holds a macrobatch of intermediates; x is copied into it row by row, g, u and h are made
+ * there. Words that blocks poll stand on cache lines of their own. */
 #ifndef MOK_CUDA_LAYOUT_H
 #define MOK_CUDA_LAYOUT_H
 
@@ -24,19 +24,20 @@ typedef struct mok_cuda_layout {
     size_t peer_rank, peer_slot, block_expert; /* the schedule, as in plan/layout.h */
     size_t segment_begin, segment_count;
     size_t forward, backward, comm; /* lists of mok_sm90_task */
-    size_t words; /* all that follows is zero when the layer is opened */
+    size_t words;                   /* all that follows is zero when the layer is opened */
     size_t row_count;
     size_t list_count; /* [3] i32 */
-    size_t counters; /* [MOK_COUNTERS * counter_blocks] u32 */
+    size_t counters;   /* [MOK_COUNTERS * counter_blocks] u32 */
     size_t next_compute, done, left, epoch;
     size_t slot; /* [ranks] u32 */
     size_t bytes;
 } mok_cuda_layout;
 
-/* The shape as the device's kernels cut it. minibatch_rows of 0 gives what keeps `blocks` blocks busy for
- * two rounds of gate/up tiles. Errors: as mok_shape_make; SHAPE where an extent is no multiple of 16. */
-mok_status mok_cuda_shape_make(mok_shape *out, const mok_layer_config *config, int32_t ranks, int32_t rank,
-                               int32_t blocks);
+/* The shape as the device's kernels cut it. minibatch_rows of 0 gives what keeps `blocks` blocks
+ * busy for two rounds of gate/up tiles. Errors: as mok_shape_make; SHAPE where an extent is no
+ * multiple of 16. */
+mok_status mok_cuda_shape_make(mok_shape *out, const mok_layer_config *config, int32_t ranks,
+                               int32_t rank, int32_t blocks);
 
 #define MOK_CUDA_MAX_LANES 64 /* token lanes of a rank in backward */
 

@@ -1,4 +1,5 @@
-/* Calls on an open layer: check what can be checked on the host, fill the kernels' parameters, launch. */
+/* Calls on an open layer: check what can be checked on the host, fill the kernels' parameters,
+ * launch. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,8 +24,8 @@ static mok_status check_routes(const mok_cuda_layer *layer, const mok_tensor *ro
     MOK_REQUIRE(routes != NULL, MOK_ERROR_ARGUMENT, "routes is NULL");
     for (int32_t r = 0; r < layer->cuda.ranks; r++) {
         const mok_shape *shape = &layer->rank[r].shape;
-        const mok_wanted wanted = {"routes", MOK_DTYPE_I32, MOK_DTYPE_I64, 2,
-                                   {shape->max_tokens, shape->slots, 0}, true};
+        const mok_wanted wanted = {
+            "routes", MOK_DTYPE_I32, MOK_DTYPE_I64, 2, {shape->max_tokens, shape->slots, 0}, true};
         MOK_TRY(mok_check_tensor(&routes[r], &wanted));
         MOK_REQUIRE(routes[r].dtype == routes[0].dtype, MOK_ERROR_SHAPE,
                     "routes[%d].dtype is %d, routes[0].dtype is %d: they must be alike", r,
@@ -104,7 +105,8 @@ static mok_status launch_schedule(mok_sm90_schedule *p, cudaStream_t stream)
     if (chunk_blocks > 0) {
         MOK_CUDA_TRY(cudaLaunchKernel(functions[3], chunks, narrow, arguments, shared, stream));
     }
-    MOK_CUDA_TRY(cudaLaunchKernel(mok_sm90_plan_forward_function(), plans, narrow, arguments, 0, stream));
+    MOK_CUDA_TRY(
+        cudaLaunchKernel(mok_sm90_plan_forward_function(), plans, narrow, arguments, 0, stream));
     return MOK_OK;
 }
 
@@ -133,12 +135,13 @@ mok_status mok_cuda_check_aligned(const mok_tensor *tensor, const char *name, in
     for (int32_t axis = 0; axis + 1 < tensor->rank; axis++) {
         aligned = aligned && (tensor->shape[axis] <= 1 || tensor->stride[axis] % 8 == 0);
     }
-    MOK_REQUIRE(aligned, MOK_ERROR_SHAPE, "io[%d].%s: address and rows must be aligned to 16 bytes", rank,
-                name);
+    MOK_REQUIRE(aligned, MOK_ERROR_SHAPE, "io[%d].%s: address and rows must be aligned to 16 bytes",
+                rank, name);
     return MOK_OK;
 }
 
-static mok_status check_weights(const mok_shape *shape, const mok_weights_view *weights, int32_t rank)
+static mok_status check_weights(const mok_shape *shape, const mok_weights_view *weights,
+                                int32_t rank)
 {
     MOK_TRY(mok_weights_check(shape, weights));
     MOK_TRY(mok_cuda_check_aligned(&weights->gate, "weights.gate", rank));
@@ -158,7 +161,8 @@ mok_status mok_cuda_check_inputs(const mok_cuda_layer *layer, const mok_cuda_ran
     const mok_shape *shape = &rank->shape;
     MOK_REQUIRE(rank->tokens >= 0, MOK_ERROR_STATE, "no schedule was built");
     const mok_wanted rows = {"x", MOK_DTYPE_BF16, 0, 2, {rank->tokens, shape->hidden, 0}, false};
-    const mok_wanted weights = {"router_weights", MOK_DTYPE_F32, 0, 2, {rank->tokens, shape->slots, 0}, false};
+    const mok_wanted weights = {
+        "router_weights", MOK_DTYPE_F32, 0, 2, {rank->tokens, shape->slots, 0}, false};
     MOK_TRY(mok_check_tensor(&io->x, &rows));
     MOK_TRY(mok_check_tensor(&io->router_weights, &weights));
     MOK_TRY(mok_cuda_check_aligned(&io->x, "x", r));
@@ -169,7 +173,8 @@ static mok_status check_io(const mok_cuda_layer *layer, const mok_cuda_rank_io *
 {
     const mok_shape *shape = &layer->rank[r].shape;
     MOK_TRY(mok_cuda_check_inputs(layer, io, r));
-    const mok_wanted out = {"out", MOK_DTYPE_BF16, 0, 2, {layer->rank[r].tokens, shape->hidden, 0}, false};
+    const mok_wanted out = {"out", MOK_DTYPE_BF16, 0, 2, {layer->rank[r].tokens, shape->hidden, 0},
+                            false};
     MOK_TRY(mok_check_tensor(&io->out, &out));
     MOK_TRY(mok_cuda_check_aligned(&io->out, "out", r));
     const mok_weights_view *w = &io->weights;
@@ -227,13 +232,13 @@ static mok_status map_weights(CUtensorMap *out, mok_encode_tiled encode, const m
                               int32_t box_rows)
 {
     const bool deep = tensor->rank == 3;
-    return mok_device_map(out, encode, tensor->data, tensor->shape[deep ? 2 : 1], tensor->shape[deep ? 1 : 0],
-                          tensor->stride[deep ? 1 : 0], deep ? tensor->shape[0] : 1,
-                          deep ? tensor->stride[0] : 0, box_rows);
+    return mok_device_map(out, encode, tensor->data, tensor->shape[deep ? 2 : 1],
+                          tensor->shape[deep ? 1 : 0], tensor->stride[deep ? 1 : 0],
+                          deep ? tensor->shape[0] : 1, deep ? tensor->stride[0] : 0, box_rows);
 }
 
-static mok_status fill_maps(CUtensorMap map[MOK_SM90_MAPS], mok_encode_tiled encode, const mok_cuda_rank *rank,
-                            const mok_cuda_rank_io *io)
+static mok_status fill_maps(CUtensorMap map[MOK_SM90_MAPS], mok_encode_tiled encode,
+                            const mok_cuda_rank *rank, const mok_cuda_rank_io *io)
 {
     const mok_shape *shape = &rank->shape;
     const mok_cuda_layout *at = &rank->layout;
@@ -241,22 +246,25 @@ static mok_status fill_maps(CUtensorMap map[MOK_SM90_MAPS], mok_encode_tiled enc
     const int64_t ring = shape->macro_blocks * MOK_ROW_BLOCK;
     const int64_t h = shape->hidden;
     const int64_t i = shape->inner;
-    MOK_TRY(mok_device_map(&map[MOK_MAP_X], encode, mok_cuda_bf16_at(rank, at->ring_x), h, ring, h, 0, 0, 128));
-    MOK_TRY(mok_device_map(&map[MOK_MAP_H], encode, mok_cuda_bf16_at(rank, at->ring_h), i, ring, i, 0, 0, 128));
-    MOK_TRY(mok_device_map(&map[MOK_MAP_GU], encode, mok_cuda_bf16_at(rank, at->ring_gu), i, ring, i, 2, ring * i, 128));
+    MOK_TRY(mok_device_map(&map[MOK_MAP_X], encode, mok_cuda_bf16_at(rank, at->ring_x), h, ring, h,
+                           0, 0, 128));
+    MOK_TRY(mok_device_map(&map[MOK_MAP_H], encode, mok_cuda_bf16_at(rank, at->ring_h), i, ring, i,
+                           0, 0, 128));
+    MOK_TRY(mok_device_map(&map[MOK_MAP_GU], encode, mok_cuda_bf16_at(rank, at->ring_gu), i, ring,
+                           i, 2, ring * i, 128));
     MOK_TRY(map_weights(&map[MOK_MAP_GATE], encode, &weights->gate, 128));
     MOK_TRY(map_weights(&map[MOK_MAP_UP], encode, &weights->up, 128));
     MOK_TRY(map_weights(&map[MOK_MAP_DOWN], encode, &weights->down, 256));
     if (shape->shared_inner == 0) {
         return MOK_OK;
     }
-    MOK_TRY(mok_device_map(&map[MOK_MAP_SHARED_X], encode, io->x.data, h, rank->tokens, io->x.stride[0], 0, 0,
-                           128));
-    MOK_TRY(mok_device_map(&map[MOK_MAP_SHARED_H], encode, mok_cuda_bf16_at(rank, at->shared_h), shape->shared_inner,
-                           shape->max_tokens, shape->shared_inner, 0, 0, 128));
+    MOK_TRY(mok_device_map(&map[MOK_MAP_SHARED_X], encode, io->x.data, h, rank->tokens,
+                           io->x.stride[0], 0, 0, 128));
+    MOK_TRY(mok_device_map(&map[MOK_MAP_SHARED_H], encode, mok_cuda_bf16_at(rank, at->shared_h),
+                           shape->shared_inner, shape->max_tokens, shape->shared_inner, 0, 0, 128));
     const int64_t shared = shape->shared_inner;
-    MOK_TRY(mok_device_map(&map[MOK_MAP_SHARED_GU], encode, mok_cuda_bf16_at(rank, at->shared_gu), shared,
-                           shape->max_tokens, shared, 2, shape->max_tokens * shared, 128));
+    MOK_TRY(mok_device_map(&map[MOK_MAP_SHARED_GU], encode, mok_cuda_bf16_at(rank, at->shared_gu),
+                           shared, shape->max_tokens, shared, 2, shape->max_tokens * shared, 128));
     MOK_TRY(map_weights(&map[MOK_MAP_SHARED_GATE], encode, &weights->shared_gate, 128));
     MOK_TRY(map_weights(&map[MOK_MAP_SHARED_UP], encode, &weights->shared_up, 128));
     return map_weights(&map[MOK_MAP_SHARED_DOWN], encode, &weights->shared_down, 256);
@@ -319,7 +327,8 @@ mok_status mok_cuda_launch_check(const mok_sm90_pass *pass, int32_t slots, cudaS
     void *arguments[] = {&p};
     const dim3 blocks = {16, (unsigned)pass->ranks, 1};
     const dim3 threads = {256, 1, 1};
-    MOK_CUDA_TRY(cudaLaunchKernel(mok_sm90_check_weights_function(), blocks, threads, arguments, 0, stream));
+    MOK_CUDA_TRY(
+        cudaLaunchKernel(mok_sm90_check_weights_function(), blocks, threads, arguments, 0, stream));
     return MOK_OK;
 }
 
@@ -344,7 +353,8 @@ mok_status mok_cuda_launch_pass(const void *function, mok_sm90_pass *p, cudaStre
     return MOK_OK;
 }
 
-static mok_status forward_on_device(mok_cuda_layer *layer, const mok_cuda_rank_io *io, cudaStream_t stream)
+static mok_status forward_on_device(mok_cuda_layer *layer, const mok_cuda_rank_io *io,
+                                    cudaStream_t stream)
 {
     mok_sm90_pass p;
     MOK_TRY(fill_forward(&p, layer, io));
@@ -374,14 +384,15 @@ static mok_status fault_status(const mok_sm90_fault *fault, int64_t slots)
     const long long slot = fault->task_idx % slots;
     switch (fault->state) {
     case MOK_SM90_FAULT_ROUTE:
-        return mok_fail(MOK_ERROR_ROUTE, "rank %d: routes[%lld][%lld] is %lld, must be -1..%lld", fault->rank,
-                        token, slot, (long long)fault->value, (long long)fault->limit - 1);
+        return mok_fail(MOK_ERROR_ROUTE, "rank %d: routes[%lld][%lld] is %lld, must be -1..%lld",
+                        fault->rank, token, slot, (long long)fault->value,
+                        (long long)fault->limit - 1);
     case MOK_SM90_FAULT_CAPACITY:
-        return mok_fail(MOK_ERROR_CAPACITY, "rank %d needs %lld rows, the layer has %lld", fault->rank,
-                        (long long)fault->value, (long long)fault->limit);
+        return mok_fail(MOK_ERROR_CAPACITY, "rank %d needs %lld rows, the layer has %lld",
+                        fault->rank, (long long)fault->value, (long long)fault->limit);
     case MOK_SM90_FAULT_VALUE:
-        return mok_fail(MOK_ERROR_VALUE, "rank %d: router_weights[%lld][%lld] is not finite", fault->rank,
-                        token, slot);
+        return mok_fail(MOK_ERROR_VALUE, "rank %d: router_weights[%lld][%lld] is not finite",
+                        fault->rank, token, slot);
     default:
         return mok_fail(MOK_ERROR_PEER, "rank %d waited %lld ms for rank %d in phase %s, task %lld",
                         fault->rank, (long long)fault->waited_ms, fault->peer,
@@ -419,9 +430,9 @@ mok_status mok_cuda_fault_clear(mok_cuda_layer *layer)
     for (int32_t r = 0; r < layer->cuda.ranks; r++) {
         layer->rank[r].tokens = -1;
     }
-    return mok_cuda_leave(error == cudaSuccess ? MOK_OK
-                                               : mok_fail(MOK_ERROR_DEVICE, "%s", cudaGetErrorString(error)),
-                          previous);
+    return mok_cuda_leave(
+        error == cudaSuccess ? MOK_OK : mok_fail(MOK_ERROR_DEVICE, "%s", cudaGetErrorString(error)),
+        previous);
 }
 
 static mok_status copy_schedule(const mok_cuda_rank *rank, int64_t *row_count, int32_t *peer_rank,
@@ -452,9 +463,10 @@ mok_status mok_cuda_schedule_copy(mok_cuda_layer *layer, int32_t rank, int64_t *
                                   int32_t *peer_rank, int32_t *peer_slot, int64_t *counts)
 {
     MOK_TRY(check_layer(layer));
-    MOK_REQUIRE(rank >= 0 && rank < layer->cuda.ranks, MOK_ERROR_ARGUMENT, "rank is %d, must be 0..%d", rank,
-                layer->cuda.ranks - 1);
+    MOK_REQUIRE(rank >= 0 && rank < layer->cuda.ranks, MOK_ERROR_ARGUMENT,
+                "rank is %d, must be 0..%d", rank, layer->cuda.ranks - 1);
     int previous = 0;
     MOK_TRY(mok_cuda_enter(layer, &previous));
-    return mok_cuda_leave(copy_schedule(&layer->rank[rank], row_count, peer_rank, peer_slot, counts), previous);
+    return mok_cuda_leave(
+        copy_schedule(&layer->rank[rank], row_count, peer_rank, peer_slot, counts), previous);
 }

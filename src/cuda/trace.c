@@ -1,7 +1,7 @@
 /* From the device's rings of events to times from the begin of the pass.
  *
- * A block's clock counts its multiprocessor's cycles; its head pairs two clocks with the global timer, which
- * gives the rate and the place of the block's clock on the common axis. */
+ * A block's clock counts its multiprocessor's cycles; its head pairs two clocks with the global
+ * timer, which gives the rate and the place of the block's clock on the common axis. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,11 +21,13 @@ static mok_status copy_trace(const mok_cuda_layer *layer, trace_copy *copy)
     const size_t events = (size_t)copy->blocks * MOK_SM90_TRACE_ROLES * (size_t)copy->each;
     copy->event = malloc(events * sizeof *copy->event);
     copy->head = malloc((size_t)copy->blocks * sizeof *copy->head);
-    MOK_REQUIRE(copy->event != NULL && copy->head != NULL, MOK_ERROR_MEMORY, "no memory for a trace");
+    MOK_REQUIRE(copy->event != NULL && copy->head != NULL, MOK_ERROR_MEMORY,
+                "no memory for a trace");
     MOK_CUDA_TRY(cudaDeviceSynchronize());
-    MOK_CUDA_TRY(cudaMemcpy(copy->event, layer->trace, events * sizeof *copy->event, cudaMemcpyDeviceToHost));
-    MOK_CUDA_TRY(cudaMemcpy(copy->head, layer->trace_head, (size_t)copy->blocks * sizeof *copy->head,
+    MOK_CUDA_TRY(cudaMemcpy(copy->event, layer->trace, events * sizeof *copy->event,
                             cudaMemcpyDeviceToHost));
+    MOK_CUDA_TRY(cudaMemcpy(copy->head, layer->trace_head,
+                            (size_t)copy->blocks * sizeof *copy->head, cudaMemcpyDeviceToHost));
     return MOK_OK;
 }
 
@@ -45,11 +47,12 @@ static int64_t time_of(const mok_sm90_trace_head *head, int64_t clock, uint64_t 
     const int64_t cycles = head->clock[1] - head->clock[0];
     const double ns = (double)(head->timer_ns[1] - head->timer_ns[0]);
     const double rate = cycles > 0 ? ns / (double)cycles : 0.0;
-    return (int64_t)(head->timer_ns[0] - first) + (int64_t)((double)(clock - head->clock[0]) * rate);
+    return (int64_t)(head->timer_ns[0] - first) +
+           (int64_t)((double)(clock - head->clock[0]) * rate);
 }
 
-static void convert(const mok_cuda_layer *layer, const trace_copy *copy, mok_cuda_event *out, int64_t capacity,
-                    int64_t *count)
+static void convert(const mok_cuda_layer *layer, const trace_copy *copy, mok_cuda_event *out,
+                    int64_t capacity, int64_t *count)
 {
     const uint64_t first = first_timer(copy);
     *count = 0;
@@ -77,12 +80,15 @@ static void convert(const mok_cuda_layer *layer, const trace_copy *copy, mok_cud
     }
 }
 
-mok_status mok_cuda_trace_read(mok_cuda_layer *layer, mok_cuda_event *out, int64_t capacity, int64_t *count)
+mok_status mok_cuda_trace_read(mok_cuda_layer *layer, mok_cuda_event *out, int64_t capacity,
+                               int64_t *count)
 {
     MOK_REQUIRE(layer != NULL && count != NULL && (out != NULL || capacity == 0) && capacity >= 0,
                 MOK_ERROR_ARGUMENT, "layer, count or out is NULL, or capacity is negative");
-    MOK_REQUIRE(layer->trace != NULL, MOK_ERROR_STATE, "the layer was opened with trace_events of 0");
-    trace_copy copy = {NULL, NULL, layer->cuda.ranks * layer->blocks_per_rank, layer->cuda.trace_events};
+    MOK_REQUIRE(layer->trace != NULL, MOK_ERROR_STATE,
+                "the layer was opened with trace_events of 0");
+    trace_copy copy = {NULL, NULL, layer->cuda.ranks * layer->blocks_per_rank,
+                       layer->cuda.trace_events};
     int previous = 0;
     MOK_TRY(mok_cuda_enter(layer, &previous));
     const mok_status status = mok_cuda_leave(copy_trace(layer, &copy), previous);

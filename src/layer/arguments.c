@@ -1,4 +1,5 @@
-/* The arguments of a pass: checked on their own rank, published to the peers, and turned into a step. */
+/* The arguments of a pass: checked on their own rank, published to the peers, and turned into a
+ * step. */
 #include <math.h>
 #include <string.h>
 
@@ -51,7 +52,8 @@ mok_status mok_weights_check(const mok_shape *shape, const mok_weights_view *wei
     return MOK_OK;
 }
 
-mok_status mok_gradients_check(const mok_shape *shape, const mok_gradients *gradients, int64_t tokens)
+mok_status mok_gradients_check(const mok_shape *shape, const mok_gradients *gradients,
+                               int64_t tokens)
 {
     MOK_REQUIRE(gradients != NULL, MOK_ERROR_ARGUMENT, "gradients is NULL");
     MOK_REQUIRE(gradients->struct_bytes == sizeof *gradients, MOK_ERROR_ARGUMENT,
@@ -63,11 +65,13 @@ mok_status mok_gradients_check(const mok_shape *shape, const mok_gradients *grad
     const int64_t h = shape->hidden;
     const mok_dtype other = gradients->mode == MOK_GRAD_STORE ? MOK_DTYPE_BF16 : (mok_dtype)0;
     MOK_TRY(check_matrix(&gradients->dx, "gradients.dx", MOK_DTYPE_BF16, 0, tokens, h, 0));
-    MOK_TRY(check_matrix(&gradients->d_router_weights, "gradients.d_router_weights", MOK_DTYPE_F32, 0,
-                         tokens, shape->slots, 0));
-    MOK_TRY(check_matrix(&gradients->gate, "gradients.gate", MOK_DTYPE_F32, other, e, shape->inner, h));
+    MOK_TRY(check_matrix(&gradients->d_router_weights, "gradients.d_router_weights", MOK_DTYPE_F32,
+                         0, tokens, shape->slots, 0));
+    MOK_TRY(
+        check_matrix(&gradients->gate, "gradients.gate", MOK_DTYPE_F32, other, e, shape->inner, h));
     MOK_TRY(check_matrix(&gradients->up, "gradients.up", MOK_DTYPE_F32, other, e, shape->inner, h));
-    MOK_TRY(check_matrix(&gradients->down, "gradients.down", MOK_DTYPE_F32, other, e, h, shape->inner));
+    MOK_TRY(
+        check_matrix(&gradients->down, "gradients.down", MOK_DTYPE_F32, other, e, h, shape->inner));
     if (shape->shared_inner > 0) {
         const int64_t lanes = gradients->shared_lanes;
         const int64_t s = shape->shared_inner;
@@ -75,12 +79,12 @@ mok_status mok_gradients_check(const mok_shape *shape, const mok_gradients *grad
                         (lanes == 0 || tokens % lanes == 0),
                     MOK_ERROR_SHAPE, "gradients.shared_lanes is %lld, must divide the %lld tokens",
                     (long long)lanes, (long long)tokens);
-        MOK_TRY(check_matrix(&gradients->shared_gate, "gradients.shared_gate", MOK_DTYPE_F32, 0, lanes,
+        MOK_TRY(check_matrix(&gradients->shared_gate, "gradients.shared_gate", MOK_DTYPE_F32, 0,
+                             lanes, s, h));
+        MOK_TRY(check_matrix(&gradients->shared_up, "gradients.shared_up", MOK_DTYPE_F32, 0, lanes,
                              s, h));
-        MOK_TRY(
-            check_matrix(&gradients->shared_up, "gradients.shared_up", MOK_DTYPE_F32, 0, lanes, s, h));
-        MOK_TRY(check_matrix(&gradients->shared_down, "gradients.shared_down", MOK_DTYPE_F32, 0, lanes,
-                             h, s));
+        MOK_TRY(check_matrix(&gradients->shared_down, "gradients.shared_down", MOK_DTYPE_F32, 0,
+                             lanes, h, s));
     }
     return MOK_OK;
 }
@@ -92,7 +96,8 @@ static mok_status check_finite(const mok_schedule *schedule, const mok_tensor *r
         const float *row = (const float *)router_weights->data + token * router_weights->stride[0];
         for (int64_t slot = 0; slot < slots; slot++) {
             MOK_REQUIRE(isfinite(row[slot]) || schedule->routes[token * slots + slot] < 0,
-                        MOK_ERROR_VALUE, "router_weights[token %lld][slot %lld] is %g, must be finite",
+                        MOK_ERROR_VALUE,
+                        "router_weights[token %lld][slot %lld] is %g, must be finite",
                         (long long)token, (long long)slot, (double)row[slot]);
         }
     }
@@ -105,10 +110,10 @@ static mok_status check_overlaps(const mok_arguments *arguments)
 {
     mok_named_tensor list[MOK_MAX_ARGUMENT_TENSORS];
     int count = 0;
-#define ADD(name_, pointer_, output_)                                  \
-    do {                                                               \
-        const mok_named_tensor item_ = {(name_), (pointer_), (output_)}; \
-        list[count++] = item_;                                         \
+#define ADD(name_, pointer_, output_)                                                              \
+    do {                                                                                           \
+        const mok_named_tensor item_ = {(name_), (pointer_), (output_)};                           \
+        list[count++] = item_;                                                                     \
     } while (0)
     const mok_weights_view *weights = arguments->weights;
     const mok_gradients *gradients = arguments->gradients;
@@ -154,7 +159,8 @@ mok_status mok_arguments_check(const mok_arguments *arguments, bool backward)
     MOK_REQUIRE(schedule != NULL, MOK_ERROR_ARGUMENT, "schedule is NULL");
     MOK_REQUIRE(activations != NULL, MOK_ERROR_ARGUMENT, "activations is NULL");
     MOK_REQUIRE(schedule->layer == layer, MOK_ERROR_ARGUMENT, "schedule belongs to another layer");
-    MOK_REQUIRE(activations->layer == layer, MOK_ERROR_ARGUMENT, "activations belong to another layer");
+    MOK_REQUIRE(activations->layer == layer, MOK_ERROR_ARGUMENT,
+                "activations belong to another layer");
     MOK_REQUIRE(schedule->stamp != 0, MOK_ERROR_STATE, "schedule was never built");
     MOK_REQUIRE(!backward || activations->stamp != 0, MOK_ERROR_STATE,
                 "activations are empty: call mok_forward or mok_recompute first");
@@ -229,7 +235,8 @@ static float *f32_at(unsigned char *base, size_t offset)
     return (float *)(void *)(base + offset);
 }
 
-static void attach_buffers(mok_step *step, const mok_layer *layer, const mok_activations *activations)
+static void attach_buffers(mok_step *step, const mok_layer *layer,
+                           const mok_activations *activations)
 {
     const mok_workspace_layout *w = &layer->workspace_layout;
     const mok_activations_layout *a = &layer->activations_layout;

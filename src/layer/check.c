@@ -11,8 +11,9 @@ static mok_status check_header(const mok_tensor *tensor, const mok_wanted *wante
                 MOK_ERROR_UNSUPPORTED, "%s: MXFP8 is not in this version", wanted->name);
     MOK_REQUIRE(tensor->dtype == wanted->dtype ||
                     (wanted->dtype_other != 0 && tensor->dtype == wanted->dtype_other),
-                MOK_ERROR_SHAPE, wanted->dtype_other != 0 ? "%s.dtype is %d, must be %d or %d"
-                                                          : "%s.dtype is %d, must be %d",
+                MOK_ERROR_SHAPE,
+                wanted->dtype_other != 0 ? "%s.dtype is %d, must be %d or %d"
+                                         : "%s.dtype is %d, must be %d",
                 wanted->name, (int)tensor->dtype, (int)wanted->dtype, (int)wanted->dtype_other);
     MOK_REQUIRE(tensor->rank == wanted->rank, MOK_ERROR_SHAPE, "%s.rank is %d, must be %d",
                 wanted->name, tensor->rank, wanted->rank);
@@ -74,8 +75,8 @@ static mok_status check_strides(const mok_tensor *tensor, const char *name)
     for (int32_t axis = tensor->rank - 1; axis >= 0; axis--) {
         const int64_t stride = tensor->stride[axis];
         if (axis == tensor->rank - 1) {
-            MOK_REQUIRE(stride == 1, MOK_ERROR_SHAPE, "%s.stride[%d] is %lld, must be 1", name, axis,
-                        (long long)stride);
+            MOK_REQUIRE(stride == 1, MOK_ERROR_SHAPE, "%s.stride[%d] is %lld, must be 1", name,
+                        axis, (long long)stride);
         }
         MOK_REQUIRE(stride >= inside || tensor->shape[axis] == 1, MOK_ERROR_SHAPE,
                     "%s.stride[%d] is %lld, rows of %lld elements would overlap", name, axis,
@@ -134,12 +135,8 @@ static row_set rows_of(const mok_tensor *tensor)
             axes++;
         }
     }
-    const row_set set = {(uintptr_t)tensor->data,
-                         (size_t)row * element,
-                         count[0],
-                         count[1],
-                         (size_t)step[0] * element,
-                         (size_t)step[1] * element};
+    const row_set set = {(uintptr_t)tensor->data,   (size_t)row * element,    count[0], count[1],
+                         (size_t)step[0] * element, (size_t)step[1] * element};
     return set;
 }
 

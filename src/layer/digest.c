@@ -35,7 +35,8 @@ static void update_rows(XXH3_state_t *state, const mok_tensor *tensor)
         for (int32_t i = 0; i < last; i++) {
             offset += at[i] * tensor->stride[i];
         }
-        (void)XXH3_128bits_update(state, (const unsigned char *)tensor->data + (size_t)offset * element,
+        (void)XXH3_128bits_update(state,
+                                  (const unsigned char *)tensor->data + (size_t)offset * element,
                                   (size_t)tensor->shape[last] * element);
         for (axis = last - 1; axis >= 0; axis--) {
             if (++at[axis] < tensor->shape[axis]) {

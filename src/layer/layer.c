@@ -15,10 +15,12 @@ void mok_layer_config_init(mok_layer_config *config)
     }
 }
 
-mok_status mok_expert_range(int64_t experts, int32_t ranks, int32_t rank, int64_t *begin, int64_t *count)
+mok_status mok_expert_range(int64_t experts, int32_t ranks, int32_t rank, int64_t *begin,
+                            int64_t *count)
 {
     MOK_REQUIRE(begin != NULL && count != NULL, MOK_ERROR_ARGUMENT, "begin or count is NULL");
-    MOK_REQUIRE(experts >= 0, MOK_ERROR_ARGUMENT, "experts is %lld, must be >= 0", (long long)experts);
+    MOK_REQUIRE(experts >= 0, MOK_ERROR_ARGUMENT, "experts is %lld, must be >= 0",
+                (long long)experts);
     MOK_REQUIRE(ranks >= 1 && rank >= 0 && rank < ranks, MOK_ERROR_ARGUMENT,
                 "rank %d is outside [0, %d)", rank, ranks);
     *begin = mok_experts_before(experts, ranks, rank);
@@ -26,8 +28,8 @@ mok_status mok_expert_range(int64_t experts, int32_t ranks, int32_t rank, int64_
     return MOK_OK;
 }
 
-mok_status mok_layer_sizes_query(mok_layer_sizes *out, const mok_layer_config *config, int32_t ranks,
-                                 int32_t rank, int32_t threads)
+mok_status mok_layer_sizes_query(mok_layer_sizes *out, const mok_layer_config *config,
+                                 int32_t ranks, int32_t rank, int32_t threads)
 {
     MOK_REQUIRE(out != NULL && out->struct_bytes == sizeof *out, MOK_ERROR_ARGUMENT,
                 "out is NULL or its struct_bytes is not %zu", sizeof *out);
@@ -67,15 +69,16 @@ static identity identity_of(const mok_layer_config *config)
     const identity id = {{mok_version(), config->hidden, config->intermediate,
                           config->shared_intermediate, config->experts, config->slots,
                           config->max_tokens, config->capacity_rows, config->macrobatch_rows,
-                          config->minibatch_rows, (int64_t)config->arith, (int64_t)config->activation,
-                          limit_bits, (int64_t)config->weights, 0, 0}};
+                          config->minibatch_rows, (int64_t)config->arith,
+                          (int64_t)config->activation, limit_bits, (int64_t)config->weights, 0, 0}};
     return id;
 }
 
 static const char *const identity_names[] = {
-    "version",       "hidden",          "intermediate",   "shared_intermediate", "experts",
-    "slots",         "max_tokens",      "capacity_rows",  "macrobatch_rows",     "minibatch_rows",
-    "arith",         "activation",      "swiglu_limit",   "weights"};
+    "version",         "hidden",         "intermediate", "shared_intermediate",
+    "experts",         "slots",          "max_tokens",   "capacity_rows",
+    "macrobatch_rows", "minibatch_rows", "arith",        "activation",
+    "swiglu_limit",    "weights"};
 
 /* Every rank reads all identities, so every rank finds the same first difference. */
 static mok_status compare_identities(mok_comm *comm, const mok_layer_config *config)
@@ -130,8 +133,8 @@ static mok_status prepare(mok_layer **out, mok_comm *comm, const mok_layer_confi
     (void)mok_schedule_layout_make(&layer->schedule_layout, &layer->shape);
     *out = layer;
     layer->workspace = mok_allocate(&comm->allocator, layer->workspace_layout.bytes);
-    MOK_REQUIRE(layer->workspace != NULL, MOK_ERROR_MEMORY, "no memory for a workspace of %zu bytes",
-                layer->workspace_layout.bytes);
+    MOK_REQUIRE(layer->workspace != NULL, MOK_ERROR_MEMORY,
+                "no memory for a workspace of %zu bytes", layer->workspace_layout.bytes);
     return MOK_OK;
 }
 
@@ -179,16 +182,17 @@ mok_status mok_layer_describe(const mok_layer *layer, char *buffer, size_t buffe
     MOK_REQUIRE(layer != NULL && buffer != NULL && buffer_bytes > 0, MOK_ERROR_ARGUMENT,
                 "layer or buffer is NULL, or buffer_bytes is 0");
     const mok_shape *shape = &layer->shape;
-    (void)snprintf(buffer, buffer_bytes,
-                   "rank %d of %d: hidden %lld, intermediate %lld, shared %lld, experts %lld "
-                   "(%lld from %lld on here), slots %lld, class %s, level %s, threads %d, macrobatch %lld, "
-                   "minibatch %lld",
-                   shape->rank, shape->ranks, (long long)shape->hidden, (long long)shape->inner,
-                   (long long)shape->shared_inner, (long long)shape->experts,
-                   (long long)shape->expert_count, (long long)shape->expert_begin, (long long)shape->slots,
-                   mok_arith_string(layer->config.arith), mok_level_string(mok_comm_level(layer->comm)),
-                   layer->comm->threads, (long long)(shape->macro_blocks * MOK_ROW_BLOCK),
-                   (long long)(shape->mini_blocks * MOK_ROW_BLOCK));
+    (void)snprintf(
+        buffer, buffer_bytes,
+        "rank %d of %d: hidden %lld, intermediate %lld, shared %lld, experts %lld "
+        "(%lld from %lld on here), slots %lld, class %s, level %s, threads %d, macrobatch %lld, "
+        "minibatch %lld",
+        shape->rank, shape->ranks, (long long)shape->hidden, (long long)shape->inner,
+        (long long)shape->shared_inner, (long long)shape->experts, (long long)shape->expert_count,
+        (long long)shape->expert_begin, (long long)shape->slots,
+        mok_arith_string(layer->config.arith), mok_level_string(mok_comm_level(layer->comm)),
+        layer->comm->threads, (long long)(shape->macro_blocks * MOK_ROW_BLOCK),
+        (long long)(shape->mini_blocks * MOK_ROW_BLOCK));
     return MOK_OK;
 }
 

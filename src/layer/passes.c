@@ -1,9 +1,9 @@
 /* Forward, recompute and backward: check, agree, run the tasks, meet the peers, fold.
  *
- * The agreement is also the barrier behind which peers may read what this rank has published; the barrier
- * after the tasks says that every peer has read it and that all slots have been filled. So no rank
- * publishes again, or closes, while a peer still reads. The barrier behind the fold moves no data: it is
- * there so that a rank whose fold stopped does not leave its peers with MOK_OK. */
+ * The agreement is also the barrier behind which peers may read what this rank has published; the
+ * barrier after the tasks says that every peer has read it and that all slots have been filled. So
+ * no rank publishes again, or closes, while a peer still reads. The barrier behind the fold moves
+ * no data: it is there so that a rank whose fold stopped does not leave its peers with MOK_OK. */
 #include "core/fpenv.h"
 #include "layer/layer.h"
 
@@ -11,7 +11,8 @@ static mok_status check_and_publish(const mok_arguments *arguments, bool backwar
 {
     /* After a fault a peer may still be in the last pass, and read what is published. */
     MOK_TRY(mok_comm_check(arguments->layer->comm));
-    const uint32_t environment = mok_fpenv_enter(); /* weights are looked at, and one may be a NaN */
+    const uint32_t environment =
+        mok_fpenv_enter(); /* weights are looked at, and one may be a NaN */
     const mok_status status = mok_arguments_check(arguments, backward);
     mok_fpenv_leave(environment);
     MOK_TRY(status);
@@ -50,12 +51,15 @@ mok_status mok_forward(mok_layer *layer, mok_activations *activations, const mok
     return MOK_OK;
 }
 
-mok_status mok_recompute(mok_layer *layer, mok_activations *activations, const mok_schedule *schedule,
-                         const mok_tensor *x, const mok_weights_view *weights)
+mok_status mok_recompute(mok_layer *layer, mok_activations *activations,
+                         const mok_schedule *schedule, const mok_tensor *x,
+                         const mok_weights_view *weights)
 {
     MOK_REQUIRE(layer != NULL, MOK_ERROR_ARGUMENT, "layer is NULL");
-    const mok_arguments arguments = {layer, activations, schedule, NULL, NULL, NULL, x, NULL, weights};
-    MOK_TRY(mok_comm_agree_in(layer->comm, check_and_publish(&arguments, false), MOK_PHASE_RECOMPUTE));
+    const mok_arguments arguments = {layer, activations, schedule, NULL,   NULL,
+                                     NULL,  x,           NULL,     weights};
+    MOK_TRY(
+        mok_comm_agree_in(layer->comm, check_and_publish(&arguments, false), MOK_PHASE_RECOMPUTE));
     activations->stamp = 0;
     mok_step step;
     mok_step_make(&step, &arguments, MOK_PASS_RECOMPUTE, MOK_PHASE_RECOMPUTE);
@@ -64,14 +68,16 @@ mok_status mok_recompute(mok_layer *layer, mok_activations *activations, const m
     return MOK_OK;
 }
 
-mok_status mok_backward(mok_layer *layer, const mok_gradients *gradients, mok_activations *activations,
-                        const mok_schedule *schedule, const mok_tensor *dy, const mok_tensor *x,
-                        const mok_tensor *router_weights, const mok_weights_view *weights)
+mok_status mok_backward(mok_layer *layer, const mok_gradients *gradients,
+                        mok_activations *activations, const mok_schedule *schedule,
+                        const mok_tensor *dy, const mok_tensor *x, const mok_tensor *router_weights,
+                        const mok_weights_view *weights)
 {
     MOK_REQUIRE(layer != NULL, MOK_ERROR_ARGUMENT, "layer is NULL");
     const mok_arguments arguments = {layer, activations, schedule,       NULL,   gradients,
                                      dy,    x,           router_weights, weights};
-    MOK_TRY(mok_comm_agree_in(layer->comm, check_and_publish(&arguments, true), MOK_PHASE_BACKWARD));
+    MOK_TRY(
+        mok_comm_agree_in(layer->comm, check_and_publish(&arguments, true), MOK_PHASE_BACKWARD));
     mok_step step;
     mok_step_make(&step, &arguments, MOK_PASS_BACKWARD, MOK_PHASE_BACKWARD);
     if (step.plan.macro_count > 1) {

@@ -46,16 +46,14 @@ void mok_schedule_close(mok_schedule **schedule)
 static mok_status publish_routes(mok_schedule *schedule, mok_layer *layer, const mok_tensor *routes,
                                  int half)
 {
-    MOK_TRY(mok_comm_check(layer->comm)); /* a peer may still read what another build would overwrite */
+    MOK_TRY(
+        mok_comm_check(layer->comm)); /* a peer may still read what another build would overwrite */
     MOK_REQUIRE(schedule != NULL, MOK_ERROR_ARGUMENT, "schedule is NULL");
     schedule->stamp = 0;
     MOK_REQUIRE(schedule->layer == layer, MOK_ERROR_ARGUMENT, "schedule belongs to another layer");
-    const mok_wanted wanted = {"routes",
-                               MOK_DTYPE_I32,
-                               MOK_DTYPE_I64,
-                               2,
-                               {layer->shape.max_tokens, layer->shape.slots, 0},
-                               true};
+    const mok_wanted wanted = {
+        "routes", MOK_DTYPE_I32, MOK_DTYPE_I64, 2, {layer->shape.max_tokens, layer->shape.slots, 0},
+        true};
     MOK_TRY(mok_check_tensor(routes, &wanted));
     const mok_arena *mine = &layer->arena[layer->comm->rank];
     MOK_TRY(mok_routes_convert(mine->routes[half], routes, layer->shape.experts));
@@ -63,15 +61,16 @@ static mok_status publish_routes(mok_schedule *schedule, mok_layer *layer, const
     return MOK_OK;
 }
 
-/* Builds alternate between two halves of the arena. Two suffice: a rank that writes half p again has
- * agreed with every peer in the build in between, and by then each had finished reading p. */
+/* Builds alternate between two halves of the arena. Two suffice: a rank that writes half p again
+ * has agreed with every peer in the build in between, and by then each had finished reading p. */
 mok_status mok_schedule_build(mok_schedule *schedule, mok_layer *layer, const mok_tensor *routes)
 {
     MOK_REQUIRE(layer != NULL, MOK_ERROR_ARGUMENT, "layer is NULL");
     mok_comm *comm = layer->comm;
     const int half = (int)(layer->builds & 1);
     layer->builds++;
-    MOK_TRY(mok_comm_agree_in(comm, publish_routes(schedule, layer, routes, half), MOK_PHASE_SCHEDULE));
+    MOK_TRY(
+        mok_comm_agree_in(comm, publish_routes(schedule, layer, routes, half), MOK_PHASE_SCHEDULE));
     mok_routes all;
     for (int32_t rank = 0; rank < comm->size; rank++) {
         all.route[rank] = layer->arena[rank].routes[half];

@@ -20,7 +20,8 @@ size_t mok_dtype_bytes(mok_dtype dtype)
     return 0;
 }
 
-/* Strides of extents whose product passes 2^63 wrap here and are refused by the checks of a call. */
+/* Strides of extents whose product passes 2^63 wrap here and are refused by the checks of a call.
+ */
 static mok_tensor contiguous(void *data, mok_dtype dtype, int32_t rank, const int64_t *shape)
 {
     mok_tensor tensor;

@@ -1,4 +1,5 @@
-/* bf16: the upper half of an fp32. Rounded to nearest even, subnormals kept, any NaN becomes 0x7FFF.
+/* bf16: the upper half of an fp32. Rounded to nearest even, subnormals kept, any NaN becomes
+ * 0x7FFF.
  *
  * docs/numerics.md, section 2. A device's cvt.rn.bf16.f32 gives the same for every input. */
 #ifndef MOK_NUMERICS_BF16_H
@@ -8,8 +9,9 @@
 
 #define MOK_BF16_NAN 0x7FFFu
 
-/* Adding half an ulp, less one where the kept part is even, carries into the kept part exactly when the
- * value must be rounded up; a carry out of the significand raises the exponent, at the end to infinity. */
+/* Adding half an ulp, less one where the kept part is even, carries into the kept part exactly when
+ * the value must be rounded up; a carry out of the significand raises the exponent, at the end to
+ * infinity. */
 MOK_HD static inline uint16_t mok_bf16_round(float x)
 {
     const uint32_t bits = mok_f32_bits(x);

@@ -1,8 +1,9 @@
 /* Floats as bits, and the few IEEE steps that every other header here is made of.
  *
  * The headers of this folder are C11 that nvcc also compiles, for host and device: MOK_HD marks the
- * functions. They use only + - * / and fma in round-to-nearest and integer operations, so that a CPU and a
- * GPU give the same bits; NaN results are made canonical because the two keep different payloads. */
+ * functions. They use only + - * / and fma in round-to-nearest and integer operations, so that a
+ * CPU and a GPU give the same bits; NaN results are made canonical because the two keep different
+ * payloads. */
 #ifndef MOK_NUMERICS_BITS_H
 #define MOK_NUMERICS_BITS_H
 

@@ -1,8 +1,10 @@
-/* exp, sigmoid, silu and its derivative as fixed sequences of IEEE operations (docs/numerics.md, 2).
+/* exp, sigmoid, silu and its derivative as fixed sequences of IEEE operations (docs/numerics.md,
+ * 2).
  *
- * exp reduces x to r = x - n ln 2 with ln 2 in two parts, evaluates a polynomial q of degree 6 and scales
- * by 2^n in two factors, so that neither factor leaves the normal range and a subnormal result is rounded
- * once. The sigmoid family takes exp of -|x| only: nothing overflows and 1 + e lies in [1, 2]. */
+ * exp reduces x to r = x - n ln 2 with ln 2 in two parts, evaluates a polynomial q of degree 6 and
+ * scales by 2^n in two factors, so that neither factor leaves the normal range and a subnormal
+ * result is rounded once. The sigmoid family takes exp of -|x| only: nothing overflows and 1 + e
+ * lies in [1, 2]. */
 #ifndef MOK_NUMERICS_EXP_H
 #define MOK_NUMERICS_EXP_H
 
@@ -84,7 +86,8 @@ MOK_HD static inline float mok_sigmoid_f32(float x)
     return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
-/* For negative x the numerator is formed before scaling, so that a subnormal e costs no precision. */
+/* For negative x the numerator is formed before scaling, so that a subnormal e costs no precision.
+ */
 MOK_HD static inline float mok_silu_f32(float x)
 {
     mok_exp_parts parts;

@@ -1,8 +1,9 @@
-/* SwiGLU and its derivative for one element, clamped where asked (docs/layer.md, forward 3, backward 3-6).
+/* SwiGLU and its derivative for one element, clamped where asked (docs/layer.md, forward 3,
+ * backward 3-6).
  *
- *   forward    h = silu(g') * u'                     g' = min(g, limit), u' = clamp(u, -limit, limit)
- *   backward   dg = ((w s) u') dsilu(g'), +0 where g > limit
- *              du = (w s) silu(g'),       +0 where |u| > limit
+ *   forward    h = silu(g') * u'                     g' = min(g, limit), u' = clamp(u, -limit,
+ * limit) backward   dg = ((w s) u') dsilu(g'), +0 where g > limit du = (w s) silu(g'),       +0
+ * where |u| > limit
  *
  * A NaN passes through the clamps, since every comparison with it is false. */
 #ifndef MOK_NUMERICS_SWIGLU_H
@@ -38,8 +39,8 @@ typedef struct mok_swiglu_gradient {
     float product; /* s * bf16(h32), a term of the router weight's gradient */
 } mok_swiglu_gradient;
 
-MOK_HD static inline mok_swiglu_gradient mok_swiglu_backward_one(float s, uint16_t g, uint16_t u, float w,
-                                                                 bool clamped, float limit)
+MOK_HD static inline mok_swiglu_gradient mok_swiglu_backward_one(float s, uint16_t g, uint16_t u,
+                                                                 float w, bool clamped, float limit)
 {
     const float g32 = mok_bf16_widen(g), u32 = mok_bf16_widen(u);
     const float g_used = mok_swiglu_gate(g32, clamped, limit);

@@ -1,14 +1,15 @@
 /* The tensor core's fused sum of 16 products, as integers (docs/numerics.md, section 1.1).
  *
- * Every term is sig * 2^e with 1 <= sig < 2, or e = -126 and sig < 1 for a subnormal. A product's exponent is
- * the sum of its operands' exponents, its significand is not renormalised. All 17 terms are cut toward zero
- * to multiples of u = 2^(e_max - 25), summed exactly, and the sum is cut toward zero to fp32:
+ * Every term is sig * 2^e with 1 <= sig < 2, or e = -126 and sig < 1 for a subnormal. A product's
+ * exponent is the sum of its operands' exponents, its significand is not renormalised. All 17 terms
+ * are cut toward zero to multiples of u = 2^(e_max - 25), summed exactly, and the sum is cut toward
+ * zero to fp32:
  *
  *     e_max        e_max - 23  e_max - 25
  *       |<-- fp32 significand -->|..|            (a product in [2, 4) and carries lie to the left)
  *
- * In units of u a product is (8-bit sig * 8-bit sig) * 2^(11 - d) and c is (24-bit sig) * 2^(2 - d), where
- * d >= 0 is the term's distance from e_max. */
+ * In units of u a product is (8-bit sig * 8-bit sig) * 2^(11 - d) and c is (24-bit sig) * 2^(2 -
+ * d), where d >= 0 is the term's distance from e_max. */
 #ifndef MOK_NUMERICS_TC16_H
 #define MOK_NUMERICS_TC16_H
 

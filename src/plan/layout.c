@@ -7,7 +7,8 @@
 #define BF16 sizeof(uint16_t)
 #define F32 sizeof(float)
 
-/* Limits on single fields keep every product of three of them inside 64 bits; sizes are checked apart. */
+/* Limits on single fields keep every product of three of them inside 64 bits; sizes are checked
+ * apart. */
 #define MOK_MAX_EXTENT ((int64_t)1 << 24)
 #define MOK_MAX_EXPERTS ((int64_t)1 << 20)
 #define MOK_MAX_SLOTS ((int64_t)1 << 16)
@@ -15,15 +16,16 @@
 
 static mok_status check_range(const char *name, int64_t value, int64_t low, int64_t high)
 {
-    MOK_REQUIRE(value >= low && value <= high, MOK_ERROR_SHAPE, "config.%s is %lld, must be %lld..%lld",
-                name, (long long)value, (long long)low, (long long)high);
+    MOK_REQUIRE(value >= low && value <= high, MOK_ERROR_SHAPE,
+                "config.%s is %lld, must be %lld..%lld", name, (long long)value, (long long)low,
+                (long long)high);
     return MOK_OK;
 }
 
 static mok_status check_choices(const mok_layer_config *config)
 {
-    MOK_REQUIRE(config->arith == MOK_ARITH_TC16 || config->arith == MOK_ARITH_FMA, MOK_ERROR_ARGUMENT,
-                "config.arith is %d, unknown", (int)config->arith);
+    MOK_REQUIRE(config->arith == MOK_ARITH_TC16 || config->arith == MOK_ARITH_FMA,
+                MOK_ERROR_ARGUMENT, "config.arith is %d, unknown", (int)config->arith);
     MOK_REQUIRE(config->weights == MOK_WEIGHTS_BF16 || config->weights == MOK_WEIGHTS_MXFP8,
                 MOK_ERROR_ARGUMENT, "config.weights is %d, unknown", (int)config->weights);
     MOK_REQUIRE(config->weights == MOK_WEIGHTS_BF16, MOK_ERROR_UNSUPPORTED,
@@ -44,8 +46,9 @@ static mok_status check_fields(const mok_layer_config *config, int32_t ranks, in
     MOK_REQUIRE(config != NULL, MOK_ERROR_ARGUMENT, "config is NULL");
     MOK_REQUIRE(config->struct_bytes == sizeof *config, MOK_ERROR_ARGUMENT,
                 "config.struct_bytes is %zu, must be %zu", config->struct_bytes, sizeof *config);
-    MOK_REQUIRE(ranks >= 1 && ranks <= MOK_MAX_RANKS && rank >= 0 && rank < ranks, MOK_ERROR_ARGUMENT,
-                "rank %d of %d ranks: ranks must be 1..%d", rank, ranks, MOK_MAX_RANKS);
+    MOK_REQUIRE(ranks >= 1 && ranks <= MOK_MAX_RANKS && rank >= 0 && rank < ranks,
+                MOK_ERROR_ARGUMENT, "rank %d of %d ranks: ranks must be 1..%d", rank, ranks,
+                MOK_MAX_RANKS);
     MOK_TRY(check_range("hidden", config->hidden, 1, MOK_MAX_EXTENT));
     MOK_TRY(check_range("intermediate", config->intermediate, 1, MOK_MAX_EXTENT));
     MOK_TRY(check_range("shared_intermediate", config->shared_intermediate, 0, MOK_MAX_EXTENT));
@@ -69,7 +72,8 @@ static mok_status pick_rows(int64_t *blocks, const char *name, int64_t rows, int
     return MOK_OK;
 }
 
-mok_status mok_shape_make(mok_shape *out, const mok_layer_config *config, int32_t ranks, int32_t rank)
+mok_status mok_shape_make(mok_shape *out, const mok_layer_config *config, int32_t ranks,
+                          int32_t rank)
 {
     MOK_TRY(check_fields(config, ranks, rank));
     mok_shape shape;
@@ -90,7 +94,8 @@ mok_status mok_shape_make(mok_shape *out, const mok_layer_config *config, int32_
     const int64_t routes = config->max_tokens * config->slots;
     const int64_t worst = mok_round_up(ranks * routes + 127 * shape.expert_count, MOK_ROW_BLOCK);
     const int64_t limit = (int64_t)1 << 40;
-    MOK_TRY(pick_rows(&shape.capacity_blocks, "capacity_rows", config->capacity_rows, worst, limit));
+    MOK_TRY(
+        pick_rows(&shape.capacity_blocks, "capacity_rows", config->capacity_rows, worst, limit));
     const int64_t balanced =
         mok_round_up(2 * routes + MOK_ROW_BLOCK * shape.expert_count, MOK_ROW_BLOCK);
     const int64_t most = mok_max64(shape.capacity_blocks, 1);
@@ -104,14 +109,15 @@ mok_status mok_shape_make(mok_shape *out, const mok_layer_config *config, int32_
     mok_workspace_layout workspace;
     mok_activations_layout activations;
     mok_schedule_layout schedule;
-    MOK_REQUIRE(mok_arena_layout_make(&arena, out) && mok_workspace_layout_make(&workspace, out) &&
-                    mok_activations_layout_make(&activations, out) &&
-                    mok_schedule_layout_make(&schedule, out),
-                MOK_ERROR_MEMORY,
-                "a layer of hidden %lld, intermediate %lld, max_tokens %lld, slots %lld needs more bytes "
-                "than an address can name",
-                (long long)config->hidden, (long long)config->intermediate,
-                (long long)config->max_tokens, (long long)config->slots);
+    MOK_REQUIRE(
+        mok_arena_layout_make(&arena, out) && mok_workspace_layout_make(&workspace, out) &&
+            mok_activations_layout_make(&activations, out) &&
+            mok_schedule_layout_make(&schedule, out),
+        MOK_ERROR_MEMORY,
+        "a layer of hidden %lld, intermediate %lld, max_tokens %lld, slots %lld needs more bytes "
+        "than an address can name",
+        (long long)config->hidden, (long long)config->intermediate, (long long)config->max_tokens,
+        (long long)config->slots);
     return MOK_OK;
 }
 
@@ -135,8 +141,8 @@ bool mok_workspace_layout_make(mok_workspace_layout *out, const mok_shape *shape
 {
     const int64_t ring = shape->macro_blocks * MOK_ROW_BLOCK;
     const int64_t tokens = shape->shared_inner > 0 ? shape->max_tokens : 0;
-    /* A weight gradient can only be interrupted where there may be a second macrobatch; each half holds
-     * gate, up and down of the one expert whose rows stand on the border. */
+    /* A weight gradient can only be interrupted where there may be a second macrobatch; each half
+     * holds gate, up and down of the one expert whose rows stand on the border. */
     const int64_t chains = shape->capacity_blocks > shape->macro_blocks ? 3 : 0;
     mok_extent extent = {0, false};
     out->h = mok_extent_add(&extent, ring, shape->inner, 1, BF16);

@@ -1,5 +1,6 @@
-/* Where everything lies: one function a block of memory gives its size to callers and its offsets to the
- * layer. docs/layer.md, "Memory", shows the same formulas; tests/unit/test_layout.c holds them equal. */
+/* Where everything lies: one function a block of memory gives its size to callers and its offsets
+ * to the layer. docs/layer.md, "Memory", shows the same formulas; tests/unit/test_layout.c holds
+ * them equal. */
 #ifndef MOK_PLAN_LAYOUT_H
 #define MOK_PLAN_LAYOUT_H
 
@@ -46,19 +47,21 @@ typedef struct mok_activations_layout {
 } mok_activations_layout;
 
 typedef struct mok_schedule_layout {
-    size_t peer_rank;     /* [capacity] i32 */
-    size_t peer_slot;     /* [capacity] i32 */
-    size_t block_expert;  /* [capacity / 128] i32: local expert of each row block */
-    size_t rows;          /* [E_r] i64, padded */
-    size_t counts;        /* [E_r] i64 */
-    size_t begin;         /* [E_r + 1] i64: first row of each segment */
-    size_t routes;        /* [max_tokens * K] i32: this rank's own */
+    size_t peer_rank;    /* [capacity] i32 */
+    size_t peer_slot;    /* [capacity] i32 */
+    size_t block_expert; /* [capacity / 128] i32: local expert of each row block */
+    size_t rows;         /* [E_r] i64, padded */
+    size_t counts;       /* [E_r] i64 */
+    size_t begin;        /* [E_r + 1] i64: first row of each segment */
+    size_t routes;       /* [max_tokens * K] i32: this rank's own */
     size_t bytes;
 } mok_schedule_layout;
 
-/* Derives the shape of one rank and checks every limit of the configuration. The texts name the field, its
- * value and the limit. Errors: ARGUMENT, SHAPE, UNSUPPORTED, MEMORY (a size passes the address space). */
-mok_status mok_shape_make(mok_shape *out, const mok_layer_config *config, int32_t ranks, int32_t rank);
+/* Derives the shape of one rank and checks every limit of the configuration. The texts name the
+ * field, its value and the limit. Errors: ARGUMENT, SHAPE, UNSUPPORTED, MEMORY (a size passes the
+ * address space). */
+mok_status mok_shape_make(mok_shape *out, const mok_layer_config *config, int32_t ranks,
+                          int32_t rank);
 
 /* Each returns false when the sum passes SIZE_MAX. */
 bool mok_arena_layout_make(mok_arena_layout *out, const mok_shape *shape);

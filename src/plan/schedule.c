@@ -9,8 +9,9 @@ mok_status mok_routes_convert(int32_t *out, const mok_tensor *routes, int64_t ex
     for (int64_t token = 0; token < routes->shape[0]; token++) {
         for (int64_t slot = 0; slot < slots; slot++) {
             const int64_t at = token * routes->stride[0] + slot;
-            const int64_t expert = routes->dtype == MOK_DTYPE_I64 ? ((const int64_t *)routes->data)[at]
-                                                                  : ((const int32_t *)routes->data)[at];
+            const int64_t expert = routes->dtype == MOK_DTYPE_I64
+                                       ? ((const int64_t *)routes->data)[at]
+                                       : ((const int32_t *)routes->data)[at];
             MOK_REQUIRE(expert >= -1 && expert < experts, MOK_ERROR_ROUTE,
                         "routes[token %lld][slot %lld] is %lld, must be -1 or in [0, %lld)",
                         (long long)token, (long long)slot, (long long)expert, (long long)experts);
@@ -45,11 +46,12 @@ static mok_status check_capacity(const mok_shape *shape, const int64_t *expert_c
             needed = 0;
         }
         needed += mok_round_up(expert_counts[expert], MOK_ROW_BLOCK);
-        MOK_REQUIRE(needed <= available || (expert + 1 < shape->experts &&
-                                            mok_rank_of_expert(shape->experts, shape->ranks,
-                                                               expert + 1) == owner),
-                    MOK_ERROR_CAPACITY, "the schedule of rank %d needs %lld rows, capacity_rows is %lld",
-                    owner, (long long)needed, (long long)available);
+        MOK_REQUIRE(needed <= available ||
+                        (expert + 1 < shape->experts &&
+                         mok_rank_of_expert(shape->experts, shape->ranks, expert + 1) == owner),
+                    MOK_ERROR_CAPACITY,
+                    "the schedule of rank %d needs %lld rows, capacity_rows is %lld", owner,
+                    (long long)needed, (long long)available);
     }
     return MOK_OK;
 }
@@ -64,7 +66,8 @@ static void lay_out_segments(mok_rows *rows, const mok_shape *shape, const int64
         rows->counts[expert] = count;
         rows->rows[expert] = padded;
         rows->begin[expert] = begin;
-        for (int64_t block = begin / MOK_ROW_BLOCK; block < (begin + padded) / MOK_ROW_BLOCK; block++) {
+        for (int64_t block = begin / MOK_ROW_BLOCK; block < (begin + padded) / MOK_ROW_BLOCK;
+             block++) {
             rows->block_expert[block] = (int32_t)expert;
         }
         for (int64_t row = begin + count; row < begin + padded; row++) {
@@ -91,7 +94,8 @@ mok_status mok_rows_build(mok_rows *rows, const mok_shape *shape, const mok_rout
     for (int32_t rank = 0; rank < shape->ranks; rank++) {
         for (int64_t i = 0; i < routes->count[rank]; i++) {
             const int64_t expert = routes->route[rank][i];
-            if (expert >= shape->expert_begin && expert < shape->expert_begin + shape->expert_count) {
+            if (expert >= shape->expert_begin &&
+                expert < shape->expert_begin + shape->expert_count) {
                 const int64_t row = next[expert]++;
                 rows->peer_rank[row] = rank;
                 rows->peer_slot[row] = (int32_t)i;

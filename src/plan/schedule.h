@@ -1,15 +1,16 @@
 /* From routes to rows: the counting sort that every rank does on all ranks' routes.
  *
  * A schedule lists, for each expert of this rank ascending, that expert's routes in ascending
- * (source rank, token, slot), each segment padded with -1 to whole row blocks. Since every rank sees all
- * routes, every rank counts every rank's rows: all of them know of an overflow before anything is
- * written. */
+ * (source rank, token, slot), each segment padded with -1 to whole row blocks. Since every rank
+ * sees all routes, every rank counts every rank's rows: all of them know of an overflow before
+ * anything is written. */
 #ifndef MOK_PLAN_SCHEDULE_H
 #define MOK_PLAN_SCHEDULE_H
 
 #include "plan/layout.h"
 
-/* All ranks' routes: idx of route (token, slot) is token * slots + slot; values are in [-1, experts). */
+/* All ranks' routes: idx of route (token, slot) is token * slots + slot; values are in [-1,
+ * experts). */
 typedef struct mok_routes {
     const int32_t *route[MOK_MAX_RANKS];
     int64_t count[MOK_MAX_RANKS]; /* tokens * slots */

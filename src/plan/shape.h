@@ -1,5 +1,5 @@
-/* The shape of a layer as every executor sees it, derived once from mok_layer_config. Compiles for host and
- * device. */
+/* The shape of a layer as every executor sees it, derived once from mok_layer_config. Compiles for
+ * host and device. */
 #ifndef MOK_PLAN_SHAPE_H
 #define MOK_PLAN_SHAPE_H
 
@@ -16,10 +16,12 @@
 
 #define MOK_ROUTER_CHUNK 128 /* columns of one tree of the router-weight gradient */
 #define MOK_FOLD_TOKENS 32   /* tokens of one fold task */
-#define MOK_TILE_COLS_INNER 256  /* columns of I, and of H, that a product task covers on the CPU */
+#define MOK_TILE_COLS_INNER                                                                        \
+    256 /* columns of I, and of H, that a product task covers on the CPU                           \
+         */
 #define MOK_TILE_COLS_HIDDEN 256
 #define MOK_DEFAULT_MINIBATCH_ROWS 1024
-#define MOK_WGRAD_ROWS 128   /* tile of a weight gradient */
+#define MOK_WGRAD_ROWS 128 /* tile of a weight gradient */
 #define MOK_WGRAD_COLS 256
 
 typedef struct mok_shape {

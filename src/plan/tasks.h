@@ -1,26 +1,25 @@
 /* A pass as a numbered list of tasks: pure functions from (shape, row count, index) to a task.
  *
- * Nothing is materialised: a worker that takes number i asks mok_task_at what that is, which counters it
- * must wait for and which it raises. Compiles for host and device. Rows of a schedule are cut in
- * macrobatches (what the ring of intermediates holds) and those in minibatches (the pipeline's step); j
- * numbers the minibatches in the order in which a pass walks them.
+ * Nothing is materialised: a worker that takes number i asks mok_task_at what that is, which
+ * counters it must wait for and which it raises. Compiles for host and device. Rows of a schedule
+ * are cut in macrobatches (what the ring of intermediates holds) and those in minibatches (the
+ * pipeline's step); j numbers the minibatches in the order in which a pass walks them.
  *
  *   forward     macrobatches from the last to the first, so that the ring is left holding the first
  *     stage 0          dispatch(0), then the shared expert's gate/up and down, which hide it
  *     stage s          combine(s-2-lag), gate_up(s-1), dispatch(s), down(s-1-lag)
- *                      lag is 1 where no minibatch stands right behind the occupant of its ring slots:
- *                      then a down task never follows the gate_up tasks that it needs at once
- *   recompute   stage s: gate_up(s-1), dispatch(s), over the first macrobatch only
- *   backward    macrobatches ascending; those after the first are replayed. dx follows d_hidden a stage
- *               later, since a macrobatch's rows are all in the ring
- *     stage s of m     combine(s-3), [gate_up(s-1)], d_hidden(s-1), dispatch(s), dx(s-2)
- *     end of m         the weight-gradient tiles of m for every expert of this rank
- *   fold        one task a 32 tokens
+ *                      lag is 1 where no minibatch stands right behind the occupant of its ring
+ * slots: then a down task never follows the gate_up tasks that it needs at once recompute   stage
+ * s: gate_up(s-1), dispatch(s), over the first macrobatch only backward    macrobatches ascending;
+ * those after the first are replayed. dx follows d_hidden a stage later, since a macrobatch's rows
+ * are all in the ring stage s of m     combine(s-3), [gate_up(s-1)], d_hidden(s-1), dispatch(s),
+ * dx(s-2) end of m         the weight-gradient tiles of m for every expert of this rank fold one
+ * task a 32 tokens
  *
- * Progress: a task waits only for tasks of smaller number on its own rank; peers are met at barriers
- * between passes. So any executor that takes tasks in order makes progress. A ring slot is reused when its
- * last reader is done: the counters are indexed by the absolute row block, and the occupant before block b
- * of a forward pass is block b + macro_blocks. */
+ * Progress: a task waits only for tasks of smaller number on its own rank; peers are met at
+ * barriers between passes. So any executor that takes tasks in order makes progress. A ring slot is
+ * reused when its last reader is done: the counters are indexed by the absolute row block, and the
+ * occupant before block b of a forward pass is block b + macro_blocks. */
 #ifndef MOK_PLAN_TASKS_H
 #define MOK_PLAN_TASKS_H
 
@@ -34,36 +33,37 @@ typedef enum mok_pass {
 } mok_pass;
 
 typedef enum mok_task_kind {
-    MOK_TASK_DISPATCH = 0,    /* rows of one block from their sources: x, and dy in backward */
-    MOK_TASK_GATE_UP,         /* g, u and h of one block and one tile of I */
-    MOK_TASK_DOWN,            /* y of one block and one tile of H */
-    MOK_TASK_COMBINE,         /* one block's rows, y or dx, to their sources' slots */
-    MOK_TASK_D_HIDDEN,        /* dg, du, hw of one block and one tile of I */
-    MOK_TASK_DX,              /* dx of one block and one tile of H */
-    MOK_TASK_WGRAD_GATE,      /* one tile of an expert's [I, H] */
-    MOK_TASK_WGRAD_UP,        /* likewise */
-    MOK_TASK_WGRAD_DOWN,      /* one tile of an expert's [H, I] */
-    MOK_TASK_SHARED_GATE_UP,  /* the same kinds for the shared expert; block counts 128 tokens, */
-    MOK_TASK_SHARED_DOWN,     /* expert counts token lanes */
+    MOK_TASK_DISPATCH = 0,   /* rows of one block from their sources: x, and dy in backward */
+    MOK_TASK_GATE_UP,        /* g, u and h of one block and one tile of I */
+    MOK_TASK_DOWN,           /* y of one block and one tile of H */
+    MOK_TASK_COMBINE,        /* one block's rows, y or dx, to their sources' slots */
+    MOK_TASK_D_HIDDEN,       /* dg, du, hw of one block and one tile of I */
+    MOK_TASK_DX,             /* dx of one block and one tile of H */
+    MOK_TASK_WGRAD_GATE,     /* one tile of an expert's [I, H] */
+    MOK_TASK_WGRAD_UP,       /* likewise */
+    MOK_TASK_WGRAD_DOWN,     /* one tile of an expert's [H, I] */
+    MOK_TASK_SHARED_GATE_UP, /* the same kinds for the shared expert; block counts 128 tokens, */
+    MOK_TASK_SHARED_DOWN,    /* expert counts token lanes */
     MOK_TASK_SHARED_D_HIDDEN,
     MOK_TASK_SHARED_DX,
     MOK_TASK_SHARED_WGRAD_GATE,
     MOK_TASK_SHARED_WGRAD_UP,
     MOK_TASK_SHARED_WGRAD_DOWN,
-    MOK_TASK_FOLD,            /* block counts MOK_FOLD_TOKENS tokens */
+    MOK_TASK_FOLD, /* block counts MOK_FOLD_TOKENS tokens */
     MOK_TASK_KINDS
 } mok_task_kind;
 
-/* A counter of a pass: one row of counters a name, indexed by row block, token block or macrobatch. */
+/* A counter of a pass: one row of counters a name, indexed by row block, token block or macrobatch.
+ */
 typedef enum mok_counter {
-    MOK_COUNTER_X = 0,    /* by row block: dispatched */
-    MOK_COUNTER_H,        /* by row block: gate_up tiles done */
-    MOK_COUNTER_Y,        /* by row block: down or dx tiles done */
-    MOK_COUNTER_OUT,      /* by row block: combined */
-    MOK_COUNTER_DH,       /* by row block: d_hidden tiles done */
-    MOK_COUNTER_MACRO_DH, /* by macrobatch: d_hidden tiles done */
-    MOK_COUNTER_RETIRED,  /* by macrobatch: dx, combine and weight-gradient tasks done */
-    MOK_COUNTER_SHARED_H, /* by token block: shared gate_up or d_hidden tiles done */
+    MOK_COUNTER_X = 0,         /* by row block: dispatched */
+    MOK_COUNTER_H,             /* by row block: gate_up tiles done */
+    MOK_COUNTER_Y,             /* by row block: down or dx tiles done */
+    MOK_COUNTER_OUT,           /* by row block: combined */
+    MOK_COUNTER_DH,            /* by row block: d_hidden tiles done */
+    MOK_COUNTER_MACRO_DH,      /* by macrobatch: d_hidden tiles done */
+    MOK_COUNTER_RETIRED,       /* by macrobatch: dx, combine and weight-gradient tasks done */
+    MOK_COUNTER_SHARED_H,      /* by token block: shared gate_up or d_hidden tiles done */
     MOK_COUNTER_SHARED_DH_ALL, /* one: shared d_hidden tiles done */
     MOK_COUNTERS
 } mok_counter;
@@ -73,9 +73,9 @@ typedef enum mok_counter {
 
 typedef struct mok_task {
     mok_task_kind kind;
-    int64_t macro;  /* macrobatch */
-    int64_t block;  /* row block of this rank's schedule, or block of tokens */
-    int64_t tile;   /* tile of columns; for weight gradients row tile * column tiles + column tile */
+    int64_t macro; /* macrobatch */
+    int64_t block; /* row block of this rank's schedule, or block of tokens */
+    int64_t tile;  /* tile of columns; for weight gradients row tile * column tiles + column tile */
     int64_t expert; /* local expert or lane of a weight gradient */
     int32_t wait_count, raise_count;
     int64_t wait_idx[MOK_TASK_MAX_WAITS]; /* into the pass's counters */
@@ -91,8 +91,9 @@ typedef struct mok_plan {
     int64_t macro_count;  /* at least 1 in backward, where empty experts are written too */
     int64_t token_blocks; /* blocks of the shared expert, or of the fold */
     int64_t lanes;        /* token lanes of the shared expert's weight gradients */
-    /* Which tasks are numbered: an executor may give communication (dispatch, combine) and computing lists
-     * of their own, and may let down and dx write to the slots themselves, which leaves no combine. */
+    /* Which tasks are numbered: an executor may give communication (dispatch, combine) and
+     * computing lists of their own, and may let down and dx write to the slots themselves, which
+     * leaves no combine. */
     bool list_comm, list_compute, fused_combine;
     /* derived */
     int64_t lag;
@@ -112,7 +113,8 @@ static inline MOK_HD int64_t mok_wgrad_tiles(int64_t rows, int64_t cols)
 static inline MOK_HD int64_t mok_counter_blocks(const mok_shape *shape)
 {
     const int64_t token_blocks = mok_blocks_of(shape->max_tokens, 128);
-    const int64_t blocks = shape->capacity_blocks > token_blocks ? shape->capacity_blocks : token_blocks;
+    const int64_t blocks =
+        shape->capacity_blocks > token_blocks ? shape->capacity_blocks : token_blocks;
     return blocks + 1;
 }
 
@@ -121,7 +123,8 @@ static inline MOK_HD int64_t mok_counter_at(const mok_plan *plan, mok_counter co
     return (int64_t)counter * plan->counter_blocks + idx;
 }
 
-/* ---- Macrobatches and minibatches -------------------------------------------------------------------- */
+/* ---- Macrobatches and minibatches
+ * -------------------------------------------------------------------- */
 
 static inline MOK_HD int64_t mok_macro_begin(const mok_plan *plan, int64_t macro)
 {
@@ -153,7 +156,8 @@ typedef struct mok_stretch {
     int64_t macro, begin, count;
 } mok_stretch;
 
-/* Minibatch j of a forward walk: the last macrobatch comes first and may be the only partial one. */
+/* Minibatch j of a forward walk: the last macrobatch comes first and may be the only partial one.
+ */
 static inline MOK_HD mok_stretch mok_forward_mini(const mok_plan *plan, int64_t j)
 {
     mok_stretch stretch = {0, 0, 0};
@@ -165,7 +169,8 @@ static inline MOK_HD mok_stretch mok_forward_mini(const mok_plan *plan, int64_t 
     }
     stretch.macro = last;
     if (j >= minis_last) {
-        const int64_t minis_full = mok_blocks_of(plan->shape->macro_blocks, plan->shape->mini_blocks);
+        const int64_t minis_full =
+            mok_blocks_of(plan->shape->macro_blocks, plan->shape->mini_blocks);
         stretch.macro = last - 1 - (j - minis_last) / minis_full;
         mini = (j - minis_last) % minis_full;
     }
@@ -207,9 +212,11 @@ static inline MOK_HD int64_t mok_forward_minis(const mok_plan *plan)
                           last * mok_blocks_of(plan->shape->macro_blocks, plan->shape->mini_blocks);
 }
 
-/* ---- The plan --------------------------------------------------------------------------------------- */
+/* ---- The plan
+ * --------------------------------------------------------------------------------------- */
 
-/* Minibatches between a ring slot's occupants are those of one macrobatch; all but the last are alike. */
+/* Minibatches between a ring slot's occupants are those of one macrobatch; all but the last are
+ * alike. */
 static inline MOK_HD int64_t mok_plan_lag(const mok_plan *plan)
 {
     if (plan->pass != MOK_PASS_FORWARD) {
@@ -218,8 +225,8 @@ static inline MOK_HD int64_t mok_plan_lag(const mok_plan *plan)
     return plan->macro_count <= 1 || mok_macro_minis(plan, plan->macro_count - 1) > 1 ? 1 : 0;
 }
 
-static inline MOK_HD mok_plan mok_plan_make(mok_pass pass, const mok_shape *shape, int64_t row_blocks,
-                                            int64_t tokens, int64_t lanes)
+static inline MOK_HD mok_plan mok_plan_make(mok_pass pass, const mok_shape *shape,
+                                            int64_t row_blocks, int64_t tokens, int64_t lanes)
 {
     mok_plan plan;
     plan.pass = pass;
@@ -256,7 +263,8 @@ static inline MOK_HD int64_t mok_if(bool condition, int64_t count)
     return condition ? count : 0;
 }
 
-/* ---- What each kind waits for and raises --------------------------------------------------------------- */
+/* ---- What each kind waits for and raises
+ * --------------------------------------------------------------- */
 
 static inline MOK_HD void mok_task_wait(mok_task *task, int64_t idx, int64_t value)
 {
@@ -305,7 +313,8 @@ static inline MOK_HD void mok_task_link_forward(const mok_plan *plan, mok_task *
         mok_task_raise(task, mok_counter_at(plan, MOK_COUNTER_SHARED_H, b));
         break;
     case MOK_TASK_SHARED_DOWN:
-        mok_task_wait(task, mok_counter_at(plan, MOK_COUNTER_SHARED_H, b), plan->shared_inner_tiles);
+        mok_task_wait(task, mok_counter_at(plan, MOK_COUNTER_SHARED_H, b),
+                      plan->shared_inner_tiles);
         break;
     default:
         break;
@@ -364,7 +373,8 @@ static inline MOK_HD void mok_task_link_backward(const mok_plan *plan, mok_task 
         mok_task_raise(task, mok_counter_at(plan, MOK_COUNTER_SHARED_DH_ALL, 0));
         break;
     case MOK_TASK_SHARED_DX:
-        mok_task_wait(task, mok_counter_at(plan, MOK_COUNTER_SHARED_H, b), plan->shared_inner_tiles);
+        mok_task_wait(task, mok_counter_at(plan, MOK_COUNTER_SHARED_H, b),
+                      plan->shared_inner_tiles);
         break;
     case MOK_TASK_SHARED_WGRAD_GATE:
     case MOK_TASK_SHARED_WGRAD_UP:
@@ -377,10 +387,11 @@ static inline MOK_HD void mok_task_link_backward(const mok_plan *plan, mok_task 
     }
 }
 
-/* ---- From a number to a task -------------------------------------------------------------------------- */
+/* ---- From a number to a task
+ * -------------------------------------------------------------------------- */
 
-/* Takes `tiles` tasks a block from a stretch: true when idx falls into it, else idx is reduced. Blocks of
- * one tile follow each other, so that the weights of a tile serve several blocks. */
+/* Takes `tiles` tasks a block from a stretch: true when idx falls into it, else idx is reduced.
+ * Blocks of one tile follow each other, so that the weights of a tile serve several blocks. */
 static inline MOK_HD bool mok_take_stretch(mok_task *task, int64_t *idx, mok_task_kind kind,
                                            mok_stretch stretch, int64_t tiles)
 {
@@ -390,7 +401,8 @@ static inline MOK_HD bool mok_take_stretch(mok_task *task, int64_t *idx, mok_tas
     }
     task->kind = kind;
     task->macro = stretch.macro;
-    if (((uint64_t)*idx | (uint64_t)stretch.count) >> 32 == 0) { /* a device divides 32 bits far faster */
+    if (((uint64_t)*idx | (uint64_t)stretch.count) >> 32 ==
+        0) { /* a device divides 32 bits far faster */
         task->tile = (uint32_t)*idx / (uint32_t)stretch.count;
     } else {
         task->tile = *idx / stretch.count;
@@ -399,9 +411,11 @@ static inline MOK_HD bool mok_take_stretch(mok_task *task, int64_t *idx, mok_tas
     return true;
 }
 
-/* Takes gate, up and down tiles of `experts` experts (or lanes); `kind` is the gate's, up and down follow. */
-static inline MOK_HD bool mok_take_wgrad(mok_task *task, int64_t *idx, mok_task_kind kind, int64_t macro,
-                                         int64_t experts, int64_t tiles_each, int64_t gate_tiles)
+/* Takes gate, up and down tiles of `experts` experts (or lanes); `kind` is the gate's, up and down
+ * follow. */
+static inline MOK_HD bool mok_take_wgrad(mok_task *task, int64_t *idx, mok_task_kind kind,
+                                         int64_t macro, int64_t experts, int64_t tiles_each,
+                                         int64_t gate_tiles)
 {
     if (*idx >= experts * tiles_each) {
         *idx -= experts * tiles_each;
@@ -433,8 +447,8 @@ static inline MOK_HD int64_t mok_forward_before(const mok_plan *plan, int64_t s)
             count += mok_forward_blocks_before(plan, s - 1 - plan->lag) * plan->hidden_tiles;
         }
         if (s > 0) {
-            count += plan->token_blocks *
-                     (plan->shared_inner_tiles + mok_if(whole, plan->hidden_tiles));
+            count +=
+                plan->token_blocks * (plan->shared_inner_tiles + mok_if(whole, plan->hidden_tiles));
         }
     }
     return count;
@@ -470,7 +484,8 @@ static inline MOK_HD mok_forward_stage mok_forward_stage_of(const mok_plan *plan
     return stage;
 }
 
-/* A task of a stage; left counts from the stage's first. What the minibatches leave is the shared expert's. */
+/* A task of a stage; left counts from the stage's first. What the minibatches leave is the shared
+ * expert's. */
 static inline MOK_HD void mok_forward_task_of(const mok_plan *plan, const mok_forward_stage *stage,
                                               int64_t left, mok_task *task)
 {
@@ -526,17 +541,20 @@ static inline MOK_HD int64_t mok_backward_macro_tasks(const mok_plan *plan, int6
 }
 
 /* Tasks of the shared expert, after the first dispatch. */
-static inline MOK_HD bool mok_take_shared_backward(const mok_plan *plan, mok_task *task, int64_t *left)
+static inline MOK_HD bool mok_take_shared_backward(const mok_plan *plan, mok_task *task,
+                                                   int64_t *left)
 {
     const mok_stretch tokens = {0, 0, plan->token_blocks};
-    return mok_take_stretch(task, left, MOK_TASK_SHARED_D_HIDDEN, tokens, plan->shared_inner_tiles) ||
+    return mok_take_stretch(task, left, MOK_TASK_SHARED_D_HIDDEN, tokens,
+                            plan->shared_inner_tiles) ||
            mok_take_stretch(task, left, MOK_TASK_SHARED_DX, tokens, plan->hidden_tiles) ||
            mok_take_wgrad(task, left, MOK_TASK_SHARED_WGRAD_GATE, 0, plan->lanes,
                           plan->shared_wgrad_tiles,
                           mok_wgrad_tiles(plan->shape->shared_inner, plan->shape->hidden));
 }
 
-static inline MOK_HD mok_stretch mok_backward_mini(const mok_plan *plan, int64_t macro, int64_t mini)
+static inline MOK_HD mok_stretch mok_backward_mini(const mok_plan *plan, int64_t macro,
+                                                   int64_t mini)
 {
     mok_stretch stretch = {macro, 0, 0};
     if (mini >= 0) {
@@ -600,16 +618,19 @@ static inline MOK_HD void mok_backward_task(const mok_plan *plan, int64_t idx, m
     const bool compute = plan->list_compute;
     if ((comm && !plan->fused_combine &&
          mok_take_stretch(task, &left, MOK_TASK_COMBINE, mok_backward_mini(plan, m, s - 3), 1)) ||
-        (compute && m > 0 && mok_take_stretch(task, &left, MOK_TASK_GATE_UP,
-                                              mok_backward_mini(plan, m, s - 1), plan->inner_tiles)) ||
-        (compute && mok_take_stretch(task, &left, MOK_TASK_D_HIDDEN, mok_backward_mini(plan, m, s - 1),
-                                     plan->inner_tiles)) ||
-        (comm && mok_take_stretch(task, &left, MOK_TASK_DISPATCH, mok_backward_mini(plan, m, s), 1)) ||
+        (compute && m > 0 &&
+         mok_take_stretch(task, &left, MOK_TASK_GATE_UP, mok_backward_mini(plan, m, s - 1),
+                          plan->inner_tiles)) ||
+        (compute && mok_take_stretch(task, &left, MOK_TASK_D_HIDDEN,
+                                     mok_backward_mini(plan, m, s - 1), plan->inner_tiles)) ||
+        (comm &&
+         mok_take_stretch(task, &left, MOK_TASK_DISPATCH, mok_backward_mini(plan, m, s), 1)) ||
         (compute && mok_take_stretch(task, &left, MOK_TASK_DX, mok_backward_mini(plan, m, s - 2),
                                      plan->hidden_tiles)) ||
         (m == 0 && s == 0 && mok_take_shared_backward(plan, task, &left)) ||
         mok_take_wgrad(task, &left, MOK_TASK_WGRAD_GATE, m, plan->shape->expert_count,
-                       plan->wgrad_tiles, mok_wgrad_tiles(plan->shape->inner, plan->shape->hidden))) {
+                       plan->wgrad_tiles,
+                       mok_wgrad_tiles(plan->shape->inner, plan->shape->hidden))) {
         mok_task_link_backward(plan, task);
     }
 }
@@ -656,8 +677,8 @@ static inline MOK_HD mok_task mok_task_at(const mok_plan *plan, int64_t idx)
     return task;
 }
 
-/* A walk through a forward list with rising numbers: finds the stage by moving on instead of searching, and
- * keeps its minibatches, so that most steps need no more than one division. */
+/* A walk through a forward list with rising numbers: finds the stage by moving on instead of
+ * searching, and keeps its minibatches, so that most steps need no more than one division. */
 typedef struct mok_cursor {
     int64_t stage, begin, end; /* tasks of the stage are [begin, end) */
     mok_forward_stage parts;
@@ -674,7 +695,8 @@ static inline MOK_HD mok_cursor mok_cursor_make(void)
     return cursor;
 }
 
-/* The same task as mok_task_at, for a forward or recompute plan and an idx not below the last one. */
+/* The same task as mok_task_at, for a forward or recompute plan and an idx not below the last one.
+ */
 static inline MOK_HD mok_task mok_cursor_task(const mok_plan *plan, mok_cursor *cursor, int64_t idx)
 {
     mok_task task = mok_task_empty(idx);

@@ -1,4 +1,5 @@
-/* Combine: a token's owner folds the results of its slots, slot ascending; masked slots are skipped. */
+/* Combine: a token's owner folds the results of its slots, slot ascending; masked slots are
+ * skipped. */
 #include "numerics/bf16.h"
 #include "ref/kernels.h"
 

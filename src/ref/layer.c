@@ -1,4 +1,5 @@
-/* The whole layer in plain C, expert by expert. The numbers in comments are the steps of docs/layer.md. */
+/* The whole layer in plain C, expert by expert. The numbers in comments are the steps of
+ * docs/layer.md. */
 #include "ref/layer.h"
 
 #include <stdlib.h>
@@ -9,10 +10,10 @@
 /* What one expert (or the shared one) does with its n rows. */
 typedef struct expert_rows {
     int64_t count, inner, hidden;
-    int64_t *slot;                       /* [n] token * K + k; the token itself for the shared expert */
-    uint16_t *x, *g, *u, *h, *y;         /* [n, H] or [n, I] */
-    uint16_t *dy, *dg, *du, *hw, *dx;    /* backward */
-    float *s, *d_router;                 /* [n, I], [n] */
+    int64_t *slot;               /* [n] token * K + k; the token itself for the shared expert */
+    uint16_t *x, *g, *u, *h, *y; /* [n, H] or [n, I] */
+    uint16_t *dy, *dg, *du, *hw, *dx; /* backward */
+    float *s, *d_router;              /* [n, I], [n] */
     void *memory;
 } expert_rows;
 
@@ -23,10 +24,9 @@ static mok_status rows_open(expert_rows *rows, int64_t count, int64_t inner, int
     rows->inner = inner;
     rows->hidden = hidden;
     mok_extent extent = {0, false};
-    const size_t wide[4] = {mok_extent_add(&extent, count, hidden, 1, 2),
-                            mok_extent_add(&extent, count, hidden, 1, 2),
-                            mok_extent_add(&extent, count, hidden, 1, 2),
-                            mok_extent_add(&extent, count, hidden, 1, 2)};
+    const size_t wide[4] = {
+        mok_extent_add(&extent, count, hidden, 1, 2), mok_extent_add(&extent, count, hidden, 1, 2),
+        mok_extent_add(&extent, count, hidden, 1, 2), mok_extent_add(&extent, count, hidden, 1, 2)};
     size_t narrow[6];
     for (int i = 0; i < 6; i++) {
         narrow[i] = mok_extent_add(&extent, count, inner, 1, 2);
@@ -35,7 +35,8 @@ static mok_status rows_open(expert_rows *rows, int64_t count, int64_t inner, int
     const size_t d_router = mok_extent_add(&extent, count, 1, 1, sizeof(float));
     const size_t slot = mok_extent_add(&extent, count, 1, 1, sizeof(int64_t));
     unsigned char *base = extent.overflow ? NULL : malloc(extent.bytes + 1);
-    MOK_REQUIRE(base != NULL, MOK_ERROR_MEMORY, "reference: no memory for %lld rows", (long long)count);
+    MOK_REQUIRE(base != NULL, MOK_ERROR_MEMORY, "reference: no memory for %lld rows",
+                (long long)count);
     rows->memory = base;
     rows->x = (uint16_t *)(void *)(base + wide[0]);
     rows->y = (uint16_t *)(void *)(base + wide[1]);
@@ -133,7 +134,8 @@ static void copy_tokens(const expert_rows *rows, uint16_t *out, const uint16_t *
 }
 
 /* 2 and 3. g, u, h */
-static mok_status gate_up(const mok_ref_layer *layer, expert_rows *rows, const expert_weights *weights)
+static mok_status gate_up(const mok_ref_layer *layer, expert_rows *rows,
+                          const expert_weights *weights)
 {
     const int64_t cells = rows->count * rows->inner;
     const mok_operand x = {rows->x, rows->hidden, false};
@@ -145,7 +147,8 @@ static mok_status gate_up(const mok_ref_layer *layer, expert_rows *rows, const e
     if (status == MOK_OK) {
         status = product(layer, acc + cells, &x, &up, rows->count, rows->inner, rows->hidden);
     }
-    mok_kernels_ref.swiglu_forward(rows->h, rows->g, rows->u, acc, acc + cells, cells, &layer->swiglu);
+    mok_kernels_ref.swiglu_forward(rows->h, rows->g, rows->u, acc, acc + cells, cells,
+                                   &layer->swiglu);
     free(acc);
     return status;
 }
@@ -216,8 +219,8 @@ mok_status mok_ref_forward(const mok_ref_layer *layer, uint16_t *out)
 /* ---- Backward ---- */
 
 /* 2, 3, 4: from s to dg, du, hw and the router-weight gradient of each row. */
-static mok_status d_hidden(const mok_ref_layer *layer, expert_rows *rows, const expert_weights *weights,
-                           bool routed)
+static mok_status d_hidden(const mok_ref_layer *layer, expert_rows *rows,
+                           const expert_weights *weights, bool routed)
 {
     const mok_operand dy = {rows->dy, rows->hidden, false};
     const mok_operand down = {weights->down, rows->inner, true};
@@ -229,8 +232,8 @@ static mok_status d_hidden(const mok_ref_layer *layer, expert_rows *rows, const 
         for (int64_t col = 0; col < rows->inner; col += 128) {
             const int64_t at = row * rows->inner + col;
             const float part = mok_kernels_ref.swiglu_backward(
-                rows->dg + at, rows->du + at, rows->hw + at, rows->s + at, rows->g + at, rows->u + at, w,
-                mok_min64(rows->inner - col, 128), &layer->swiglu);
+                rows->dg + at, rows->du + at, rows->hw + at, rows->s + at, rows->g + at,
+                rows->u + at, w, mok_min64(rows->inner - col, 128), &layer->swiglu);
             mok_kernels_ref.accumulate(&rows->d_router[row], &part, 1);
         }
     }
@@ -238,7 +241,8 @@ static mok_status d_hidden(const mok_ref_layer *layer, expert_rows *rows, const 
 }
 
 /* 5: one chain, gate columns then up columns. */
-static mok_status dx_of(const mok_ref_layer *layer, expert_rows *rows, const expert_weights *weights)
+static mok_status dx_of(const mok_ref_layer *layer, expert_rows *rows,
+                        const expert_weights *weights)
 {
     const int64_t cells = rows->count * rows->hidden;
     const mok_operand dg = {rows->dg, rows->inner, false};
@@ -257,8 +261,8 @@ static mok_status dx_of(const mok_ref_layer *layer, expert_rows *rows, const exp
 }
 
 /* 6: chains over rows [begin, begin + n). */
-static mok_status wgrads(const mok_ref_layer *layer, const expert_rows *rows, int64_t begin, int64_t n,
-                         float *gate, float *up, float *down)
+static mok_status wgrads(const mok_ref_layer *layer, const expert_rows *rows, int64_t begin,
+                         int64_t n, float *gate, float *up, float *down)
 {
     const int64_t inner = rows->inner;
     const int64_t hidden = rows->hidden;
@@ -303,7 +307,8 @@ static mok_status shared_backward(const mok_ref_layer *layer, const mok_ref_grad
     return MOK_OK;
 }
 
-mok_status mok_ref_backward(const mok_ref_layer *layer, const mok_ref_gradients *out, const uint16_t *dy)
+mok_status mok_ref_backward(const mok_ref_layer *layer, const mok_ref_gradients *out,
+                            const uint16_t *dy)
 {
     const int64_t hidden = layer->hidden;
     const int64_t matrix = layer->inner * hidden;
@@ -336,8 +341,8 @@ mok_status mok_ref_backward(const mok_ref_layer *layer, const mok_ref_gradients 
     for (int64_t token = 0; token < layer->tokens && status == MOK_OK; token++) {
         mok_kernels_ref.combine_backward(
             out->dx + token * hidden, layer->shared_inner > 0 ? shared.dx + token * hidden : NULL,
-            slots + token * layer->slots * hidden, layer->routes + token * layer->slots, layer->slots,
-            hidden);
+            slots + token * layer->slots * hidden, layer->routes + token * layer->slots,
+            layer->slots, hidden);
     }
     rows_close(&shared);
     free(slots);

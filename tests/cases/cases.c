@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-problem case_sizes(int64_t tokens, int64_t hidden, int64_t inner, int64_t shared_inner, int64_t experts,
-                   int64_t slots)
+problem case_sizes(int64_t tokens, int64_t hidden, int64_t inner, int64_t shared_inner,
+                   int64_t experts, int64_t slots)
 {
     problem p;
     memset(&p, 0, sizeof p);
@@ -23,7 +23,8 @@ problem case_sizes(int64_t tokens, int64_t hidden, int64_t inner, int64_t shared
     return p;
 }
 
-void case_rows(problem *p, const int64_t *rows, int64_t experts, int64_t hidden, int64_t inner, mok_arith arith)
+void case_rows(problem *p, const int64_t *rows, int64_t experts, int64_t hidden, int64_t inner,
+               mok_arith arith)
 {
     int64_t left[64];
     int64_t tokens = 0;
@@ -63,7 +64,8 @@ void case_equal(const problem *p, const result *a, const result *b)
     assert_null(difference);
 }
 
-static void near_f32(const char *name, const float *got, const double *want, int64_t parts, int64_t each)
+static void near_f32(const char *name, const float *got, const double *want, int64_t parts,
+                     int64_t each)
 {
     for (int64_t part = 0; part < parts; part++) {
         double peak = 0.0;
@@ -73,7 +75,8 @@ static void near_f32(const char *name, const float *got, const double *want, int
         for (int64_t i = part * each; i < (part + 1) * each; i++) {
             const double error = fabs((double)got[i] - want[i]);
             if (!(error <= 0.02 * peak)) {
-                print_error("%s[%d]: %.6g, oracle %.6g, peak %.6g\n", name, (int)i, (double)got[i], want[i], peak);
+                print_error("%s[%d]: %.6g, oracle %.6g, peak %.6g\n", name, (int)i, (double)got[i],
+                            want[i], peak);
             }
             assert_true(error <= 0.02 * peak);
         }

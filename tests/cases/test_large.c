@@ -1,5 +1,5 @@
-/* Places beyond 2^31 elements: strides that no 32-bit product survives, over address space that is reserved but
- * hardly touched. And nothing is read past the last element. */
+/* Places beyond 2^31 elements: strides that no 32-bit product survives, over address space that is
+ * reserved but hardly touched. And nothing is read past the last element. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS, MAP_NORESERVE */
 #include "cases.h"
 
@@ -15,7 +15,7 @@
 
 typedef struct far_weights {
     const problem *p;
-    uint16_t *gate;   /* two experts, `stride` elements apart */
+    uint16_t *gate; /* two experts, `stride` elements apart */
     int64_t stride;
     uint16_t *y;
 } far_weights;
@@ -65,7 +65,8 @@ static void f1_f2_an_expert_4e9_elements_away_is_found(void **state)
     const run_config config = run_config_default();
     problem_open(&p);
     case_run(&p, &config, &near, 0xFF);
-    void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map == MAP_FAILED) {
         print_message("8 GB of address space cannot be reserved here\n");
         skip();

@@ -1,4 +1,5 @@
-/* Ranks with unequal or no tokens, worst-case imbalance, and sums that must not lose small terms. */
+/* Ranks with unequal or no tokens, worst-case imbalance, and sums that must not lose small terms.
+ */
 #include "cases.h"
 
 #include <stdlib.h>
@@ -72,7 +73,8 @@ static void e14_every_route_to_one_rank_fits_the_default_bound(void **state)
     problem_close(&p);
 }
 
-/* One expert, one row, everything 1 but for the factors: dW_down = w * h * dy is exactly `value`. */
+/* One expert, one row, everything 1 but for the factors: dW_down = w * h * dy is exactly `value`.
+ */
 static mok_status accumulate_once(mok_comm *comm, void *context)
 {
     float *main_gradient = context;
@@ -132,7 +134,8 @@ static void e21_adding_1_to_a_main_gradient_of_256_gives_257(void **state)
     assert_true(main_gradient == 257.0f);
 }
 
-/* Integer-valued inputs whose sums are exact: rank counts, chunks and classes must all give the exact result. */
+/* Integer-valued inputs whose sums are exact: rank counts, chunks and classes must all give the
+ * exact result. */
 static void exact_sums_come_out_exactly_in_both_classes(void **state)
 {
     (void)state;
@@ -142,7 +145,8 @@ static void exact_sums_come_out_exactly_in_both_classes(void **state)
     run_config config = run_config_default();
     p.integers = true;
     problem_open(&p);
-    /* One column of gate and up is large, the rest zero: silu is the identity there, and all sums stay small. */
+    /* One column of gate and up is large, the rest zero: silu is the identity there, and all sums
+     * stay small. */
     memset(p.gate, 0, (size_t)(p.experts * p.inner * p.hidden) * sizeof(uint16_t));
     case_run(&p, &config, &a, 0xFF);
     p.arith = MOK_ARITH_FMA;

@@ -12,7 +12,8 @@ static void check_repeats(problem *p, int32_t ranks, int32_t threads, int32_t re
     config.ranks = ranks;
     config.threads = threads;
     config.repeats = repeats;
-    const int64_t split[4] = {p->tokens / 4, p->tokens / 4, p->tokens / 4, p->tokens - 3 * (p->tokens / 4)};
+    const int64_t split[4] = {p->tokens / 4, p->tokens / 4, p->tokens / 4,
+                              p->tokens - 3 * (p->tokens / 4)};
     const int64_t whole[1] = {p->tokens};
     config.split = ranks == 4 ? split : whole;
     case_run(p, &config, &r, 0xFF);
@@ -72,7 +73,8 @@ static void d8_what_other_ranks_hold_does_not_reach_y_and_dx(void **state)
         p[i] = case_sizes(mine + others[i], 24, 16, 0, 4, 2);
         problem_open(&p[i]);
         if (i == 1) { /* weights and the first tokens are those of the first problem */
-            const size_t matrix = (size_t)(p[0].experts * p[0].inner * p[0].hidden) * sizeof(uint16_t);
+            const size_t matrix =
+                (size_t)(p[0].experts * p[0].inner * p[0].hidden) * sizeof(uint16_t);
             memcpy(p[1].gate, p[0].gate, matrix);
             memcpy(p[1].up, p[0].up, matrix);
             memcpy(p[1].down, p[0].down, matrix);
@@ -95,7 +97,8 @@ static void d8_what_other_ranks_hold_does_not_reach_y_and_dx(void **state)
     }
 }
 
-/* Two separate runs have other addresses, threads and allocations; the promise holds between them too. */
+/* Two separate runs have other addresses, threads and allocations; the promise holds between them
+ * too. */
 static void d7_two_runs_of_their_own_give_equal_bytes(void **state)
 {
     (void)state;

@@ -46,7 +46,8 @@ static void c4_a10_masked_slots_are_skipped_and_get_zero_weight_gradient(void **
             assert_true(r.d_router_weights[i] != 0.0f);
         }
     }
-    p.router_weights[0] = p.router_weights[3] = 0.0f; /* for the oracle, which multiplies nothing by them either */
+    p.router_weights[0] = p.router_weights[3] =
+        0.0f; /* for the oracle, which multiplies nothing by them either */
     case_near_oracle(&p, &r);
     result_close(&r);
     problem_close(&p);
@@ -139,7 +140,8 @@ static void c16_a_heavy_expert_on_one_of_two_ranks_drops_nothing(void **state)
     problem_close(&p);
 }
 
-/* gate=20, up=-20 at limit 10: both are clamped, so neither passes a gradient on; limit 40 lets them pass. */
+/* gate=20, up=-20 at limit 10: both are clamped, so neither passes a gradient on; limit 40 lets
+ * them pass. */
 static void check_clamp(float limit, bool passes)
 {
     problem p = case_sizes(1, 1, 1, 0, 1, 1);

@@ -34,7 +34,8 @@ static void a2_empty_experts_between_full_ones_at_a_real_shape(void **state)
     case_rows(&p, rows, 6, 512, 192, MOK_ARITH_FMA);
     case_run(&p, &config, &r, 0xFF);
     const int64_t matrix = p.inner * p.hidden;
-    assert_true(case_all_bits_zero(r.gate + matrix, matrix) && case_all_bits_zero(r.down + 4 * matrix, matrix));
+    assert_true(case_all_bits_zero(r.gate + matrix, matrix) &&
+                case_all_bits_zero(r.down + 4 * matrix, matrix));
     for (int64_t i = 0; i < 6 * matrix; i++) {
         assert_true(r.gate[i] == r.gate[i] && r.up[i] == r.up[i] && r.down[i] == r.down[i]);
     }
@@ -51,7 +52,8 @@ static void *poisoned_allocate(void *context, size_t bytes, size_t alignment)
 {
     const poisoner *p = context;
     void *memory = NULL;
-    if (posix_memalign(&memory, alignment < sizeof(void *) ? sizeof(void *) : alignment, bytes + 4) != 0) {
+    if (posix_memalign(&memory, alignment < sizeof(void *) ? sizeof(void *) : alignment,
+                       bytes + 4) != 0) {
         return NULL;
     }
     for (size_t i = 0; i + 4 <= bytes; i += 4) {
@@ -138,7 +140,10 @@ static void a5_a6_a17_stale_memory_is_never_read_and_backward_repeats(void **sta
     const size_t wide = (size_t)(p.tokens * p.hidden) * sizeof(uint16_t);
     const size_t matrix = (size_t)(p.experts * p.inner * p.hidden) * sizeof(float);
     for (int i = 0; i < 2; i++) {
-        poison_work work = {&p, {malloc(wide), NULL}, {malloc(wide), malloc(wide)}, {malloc(matrix), malloc(matrix)}};
+        poison_work work = {&p,
+                            {malloc(wide), NULL},
+                            {malloc(wide), malloc(wide)},
+                            {malloc(matrix), malloc(matrix)}};
         mok_comm_config config;
         mok_comm_config_init(&config);
         config.allocator.allocate = poisoned_allocate;
@@ -210,7 +215,7 @@ static void b11_a_hidden_size_of_five_is_accepted(void **state)
 static void b12_b13_every_token_count_writes_every_row(void **state)
 {
     (void)state;
-    static const int64_t counts[] = {0,  1,  2,   3,   9,   17,  31,  32,  33,  63,   64,
+    static const int64_t counts[] = {0,  1,  2,   3,   9,   17,  31,  32,  33,   63,  64,
                                      65, 99, 127, 128, 129, 255, 256, 257, 1409, 4097};
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         check_tokens(counts[i], 16, counts[i] == 17 ? 128 : 8, counts[i] > 1000 ? 2 : 8);

@@ -1,7 +1,8 @@
 /* The check harness: every kernel of every level against level ref, byte for byte.
  *
- * A case draws its sizes and data from a seed, so that a failing one can be run alone. Inputs end at a page that
- * must not be read; outputs stand between bands that must not be written, and are poisoned in two ways. */
+ * A case draws its sizes and data from a seed, so that a failing one can be run alone. Inputs end
+ * at a page that must not be read; outputs stand between bands that must not be written, and are
+ * poisoned in two ways. */
 #ifndef MOK_TESTS_CHECK_H
 #define MOK_TESTS_CHECK_H
 
@@ -26,8 +27,8 @@ int64_t check_below(check *c, int64_t bound); /* [0, bound) */
 /* A size near an edge of the kernels: 0, 1, around 8, 16, 32, 64, 128, 256, at most `most`. */
 int64_t check_size(check *c, int64_t most);
 
-/* Values of one mood a call: small integers, bell-shaped, wide exponents, subnormal, zeros and ones, huge, with
- * infinities and NaNs of any payload, any bits. */
+/* Values of one mood a call: small integers, bell-shaped, wide exponents, subnormal, zeros and
+ * ones, huge, with infinities and NaNs of any payload, any bits. */
 typedef enum mood {
     MOOD_INTEGERS,
     MOOD_BELL,
@@ -47,7 +48,8 @@ float check_f32(check *c, mood m);
 
 /* ---- Memory ---- */
 
-/* Memory whose last byte stands before a page that faults; `shift` bytes of misalignment in front. */
+/* Memory whose last byte stands before a page that faults; `shift` bytes of misalignment in front.
+ */
 typedef struct guarded {
     unsigned char *data;
     size_t bytes;
@@ -73,7 +75,8 @@ void banded_close(banded *b);
 /* ---- Verdicts ---- */
 
 /* Counts a comparison of two outputs; a difference prints operation, level, seed and element. */
-void check_equal(check *c, const char *what, const void *got, const void *want, size_t bytes, size_t element);
+void check_equal(check *c, const char *what, const void *got, const void *want, size_t bytes,
+                 size_t element);
 void check_true(check *c, const char *what, bool held);
 
 /* ---- Operations ---- */

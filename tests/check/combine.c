@@ -39,7 +39,8 @@ void check_combine(check *c)
             c->ref->combine_forward(a, part, y, weights, routes, slots, n);
             c->candidate->combine_forward(b, part, y, weights, routes, slots, n);
         }
-        check_equal(c, backward != 0 ? "combine_backward" : "combine_forward", b, a, want.bytes, sizeof *a);
+        check_equal(c, backward != 0 ? "combine_backward" : "combine_forward", b, a, want.bytes,
+                    sizeof *a);
         check_true(c, "bands of combine", banded_whole(&got));
         banded_close(&want);
         banded_close(&got);

@@ -5,7 +5,8 @@
 
 typedef void (*map_fn)(float *out, const float *x, int64_t n);
 
-static void check_map(check *c, const char *what, map_fn ref, map_fn candidate, const float *x, int64_t n)
+static void check_map(check *c, const char *what, map_fn ref, map_fn candidate, const float *x,
+                      int64_t n)
 {
     banded want = banded_open(c, (size_t)n * sizeof(float), sizeof(float));
     banded got = banded_open(c, (size_t)n * sizeof(float), sizeof(float));

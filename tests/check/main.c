@@ -1,4 +1,5 @@
-/* mok-check-kernels: compares every level with ref; --bench times what has just passed. See README.md. */
+/* mok-check-kernels: compares every level with ref; --bench times what has just passed. See
+ * README.md. */
 #include "check.h"
 
 #include <stdio.h>
@@ -34,7 +35,8 @@ typedef struct options {
 
 static int usage(void)
 {
-    (void)fprintf(stderr, "usage: mok-check-kernels [--seed N] [--cases N] [--filter NAME] [--bench]\n");
+    (void)fprintf(stderr,
+                  "usage: mok-check-kernels [--seed N] [--cases N] [--filter NAME] [--bench]\n");
     return 2;
 }
 

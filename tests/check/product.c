@@ -1,4 +1,5 @@
-/* Matrix products: sizes over every edge, both layouts of both operands, strides, chains that are continued. */
+/* Matrix products: sizes over every edge, both layouts of both operands, strides, chains that are
+ * continued. */
 #include "check.h"
 
 #include <stdlib.h>
@@ -29,7 +30,8 @@ static side side_open(check *c, int64_t rows, int64_t k, mood m)
     return s;
 }
 
-static void check_product(check *c, const char *what, mok_product_fn ref, mok_product_fn candidate, int64_t most_k)
+static void check_product(check *c, const char *what, mok_product_fn ref, mok_product_fn candidate,
+                          int64_t most_k)
 {
     const int64_t m = check_size(c, MOK_TILE_ROWS);
     const int64_t n = check_size(c, MOK_TILE_COLS);

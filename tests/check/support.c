@@ -31,7 +31,8 @@ int64_t check_size(check *c, int64_t most)
 {
     static const int64_t edges[] = {0, 1, 2, 8, 15, 16, 31, 32, 33, 64, 100, 128, 200, 256};
     const int64_t edge = edges[check_below(c, (int64_t)(sizeof edges / sizeof edges[0]))];
-    const int64_t size = check_below(c, 3) == 0 ? 1 + check_below(c, most) : edge + check_below(c, 3) - 1;
+    const int64_t size =
+        check_below(c, 3) == 0 ? 1 + check_below(c, most) : edge + check_below(c, 3) - 1;
     return size < 0 ? 0 : size > most ? most : size;
 }
 
@@ -44,7 +45,8 @@ mood check_mood(check *c)
 static uint32_t bits_of(check *c, int64_t exponent)
 {
     const uint64_t draw = check_next(c);
-    return (uint32_t)(draw & 0x80000000u) | (uint32_t)exponent << 23 | (uint32_t)(draw >> 40 & 0x7FFFFFu);
+    return (uint32_t)(draw & 0x80000000u) | (uint32_t)exponent << 23 |
+           (uint32_t)(draw >> 40 & 0x7FFFFFu);
 }
 
 static uint32_t draw_bits(check *c, mood m)
@@ -162,7 +164,8 @@ static void complain(const check *c, const char *what)
                  (unsigned long long)c->seed);
 }
 
-void check_equal(check *c, const char *what, const void *got, const void *want, size_t bytes, size_t element)
+void check_equal(check *c, const char *what, const void *got, const void *want, size_t bytes,
+                 size_t element)
 {
     const unsigned char *a = got;
     const unsigned char *b = want;
@@ -181,8 +184,9 @@ void check_equal(check *c, const char *what, const void *got, const void *want, 
     memcpy(&want_bits, b + at, element);
     if (c->different++ < 20) {
         complain(c, what);
-        (void)printf("element %zu is %0*x, must be %0*x\n  again: mok-check-kernels --seed %llu\n", at / element,
-                     (int)(2 * element), got_bits, (int)(2 * element), want_bits, (unsigned long long)c->seed);
+        (void)printf("element %zu is %0*x, must be %0*x\n  again: mok-check-kernels --seed %llu\n",
+                     at / element, (int)(2 * element), got_bits, (int)(2 * element), want_bits,
+                     (unsigned long long)c->seed);
     }
 }
 
@@ -191,7 +195,8 @@ void check_true(check *c, const char *what, bool held)
     c->compared++;
     if (!held && c->different++ < 20) {
         complain(c, what);
-        (void)printf("does not hold\n  again: mok-check-kernels --seed %llu\n", (unsigned long long)c->seed);
+        (void)printf("does not hold\n  again: mok-check-kernels --seed %llu\n",
+                     (unsigned long long)c->seed);
     }
 }
 

@@ -61,7 +61,8 @@ static void outputs_close(check *c, banded out[2][OUTPUTS], const char *const na
 
 void check_swiglu_forward(check *c)
 {
-    static const char *const names[OUTPUTS] = {"swiglu_forward h", "swiglu_forward g", "swiglu_forward u"};
+    static const char *const names[OUTPUTS] = {"swiglu_forward h", "swiglu_forward g",
+                                               "swiglu_forward u"};
     const int64_t n = check_size(c, 300);
     const mok_swiglu swiglu = draw_swiglu(c);
     guarded g;
@@ -70,9 +71,10 @@ void check_swiglu_forward(check *c)
     const float *acc_g = floats(c, &g, n, check_mood(c));
     const float *acc_u = floats(c, &u, n, check_mood(c));
     outputs_open(c, out, n);
-    c->ref->swiglu_forward(output(&out[0][0]), output(&out[0][1]), output(&out[0][2]), acc_g, acc_u, n, &swiglu);
-    c->candidate->swiglu_forward(output(&out[1][0]), output(&out[1][1]), output(&out[1][2]), acc_g, acc_u, n,
-                                 &swiglu);
+    c->ref->swiglu_forward(output(&out[0][0]), output(&out[0][1]), output(&out[0][2]), acc_g, acc_u,
+                           n, &swiglu);
+    c->candidate->swiglu_forward(output(&out[1][0]), output(&out[1][1]), output(&out[1][2]), acc_g,
+                                 acc_u, n, &swiglu);
     outputs_close(c, out, names);
     guarded_close(&g);
     guarded_close(&u);
@@ -80,7 +82,8 @@ void check_swiglu_forward(check *c)
 
 void check_swiglu_backward(check *c)
 {
-    static const char *const names[OUTPUTS] = {"swiglu_backward dg", "swiglu_backward du", "swiglu_backward hw"};
+    static const char *const names[OUTPUTS] = {"swiglu_backward dg", "swiglu_backward du",
+                                               "swiglu_backward hw"};
     const int64_t n = check_size(c, 128);
     const mok_swiglu swiglu = draw_swiglu(c);
     guarded memory[3];
@@ -90,10 +93,10 @@ void check_swiglu_backward(check *c)
     const uint16_t *u = halves(c, &memory[2], n, check_mood(c));
     const float w = check_f32(c, check_below(c, 2) == 0 ? MOOD_BELL : MOOD_WIDE);
     outputs_open(c, out, n);
-    const float want = c->ref->swiglu_backward(output(&out[0][0]), output(&out[0][1]), output(&out[0][2]), s, g, u,
-                                               w, n, &swiglu);
-    const float got = c->candidate->swiglu_backward(output(&out[1][0]), output(&out[1][1]), output(&out[1][2]), s, g,
-                                                    u, w, n, &swiglu);
+    const float want = c->ref->swiglu_backward(output(&out[0][0]), output(&out[0][1]),
+                                               output(&out[0][2]), s, g, u, w, n, &swiglu);
+    const float got = c->candidate->swiglu_backward(output(&out[1][0]), output(&out[1][1]),
+                                                    output(&out[1][2]), s, g, u, w, n, &swiglu);
     check_equal(c, "swiglu_backward router part", &got, &want, sizeof want, sizeof want);
     outputs_close(c, out, names);
     for (int i = 0; i < 3; i++) {

@@ -1,8 +1,10 @@
-/* Every output and gradient against the double-precision oracle, and the oracle against finite differences.
+/* Every output and gradient against the double-precision oracle, and the oracle against finite
+ * differences.
  *
- * An error is measured over the peak of its tensor, for weights expert by expert. Inputs, g, u, h, y and the
- * sums' results are bf16 (2^-9 relative each), so a few per cent of the peak is what rounding explains; a wrong
- * term or a lost row is far above. */
+ * An error is measured over the peak of its tensor, for weights expert by expert. Inputs, g, u, h,
+ * y and the sums' results are bf16 (2^-9 relative each), so a few per cent of the peak is what
+ * rounding explains; a wrong term or a lost row is far above. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,8 +14,6 @@
 
 #include <cmocka.h>
 
-#include <math.h>
-
 #include "oracle.h"
 
 #define BF16_NOISE 0.02
@@ -21,7 +21,8 @@
 
 /* ---- The oracle's gradients are slopes ---- */
 
-static void check_slopes(oracle *o, const char *name, double *value, const double *gradient, int64_t count)
+static void check_slopes(oracle *o, const char *name, double *value, const double *gradient,
+                         int64_t count)
 {
     const double step = 1e-5;
     double peak = 0.0;
@@ -96,15 +97,15 @@ static double peak_of(const double *want, int64_t count)
     return peak;
 }
 
-static void check_near(const char *name, int64_t part, const double *got, const double *want, int64_t count,
-                       double noise)
+static void check_near(const char *name, int64_t part, const double *got, const double *want,
+                       int64_t count, double noise)
 {
     const double peak = peak_of(want, count);
     for (int64_t i = 0; i < count; i++) {
         const double error = fabs(got[i] - want[i]);
         if (!(error <= noise * peak)) {
-            print_error("%s, part %d, element %d: %.6g, oracle %.6g, peak %.6g\n", name, (int)part, (int)i, got[i],
-                        want[i], peak);
+            print_error("%s, part %d, element %d: %.6g, oracle %.6g, peak %.6g\n", name, (int)part,
+                        (int)i, got[i], want[i], peak);
         }
         assert_true(error <= noise * peak);
     }
@@ -121,8 +122,8 @@ static void check_bf16(const char *name, const uint16_t *got, const double *want
     free(wide);
 }
 
-static void check_f32(const char *name, const float *got, const double *want, int64_t parts, int64_t each,
-                      double noise)
+static void check_f32(const char *name, const float *got, const double *want, int64_t parts,
+                      int64_t each, double noise)
 {
     double *wide = malloc((size_t)each * sizeof *wide + 1);
     assert_non_null(wide);
@@ -157,7 +158,8 @@ static void check_all(const problem *p, const result *r, oracle *o)
     oracle_backward(o);
     check_bf16("y", r->y, o->y, p->tokens * p->hidden);
     check_bf16("dx", r->dx, o->dx, p->tokens * p->hidden);
-    check_f32("d_router_weights", r->d_router_weights, o->d_router_weights, 1, p->tokens * p->slots, ROUTER_NOISE);
+    check_f32("d_router_weights", r->d_router_weights, o->d_router_weights, 1, p->tokens * p->slots,
+              ROUTER_NOISE);
     check_f32("d_gate", r->gate, o->d_gate, p->experts, matrix, BF16_NOISE);
     check_f32("d_up", r->up, o->d_up, p->experts, matrix, BF16_NOISE);
     check_f32("d_down", r->down, o->d_down, p->experts, matrix, BF16_NOISE);
@@ -173,9 +175,12 @@ typedef struct shape {
 } shape;
 
 static const shape shapes[] = {
-    {24, 48, 32, 32, 4, 2, 3, ROUTING_UNIFORM, false}, {21, 5, 7, 3, 3, 2, 3, ROUTING_UNIFORM, false},
-    {40, 33, 17, 0, 6, 3, 1, ROUTING_SKEWED, true},    {32, 64, 48, 24, 8, 2, 4, ROUTING_MASKED, true},
-    {150, 32, 16, 16, 2, 1, 2, ROUTING_ONE, false},    {30, 40, 136, 140, 12, 2, 5, ROUTING_SPARSE, false},
+    {24, 48, 32, 32, 4, 2, 3, ROUTING_UNIFORM, false},
+    {21, 5, 7, 3, 3, 2, 3, ROUTING_UNIFORM, false},
+    {40, 33, 17, 0, 6, 3, 1, ROUTING_SKEWED, true},
+    {32, 64, 48, 24, 8, 2, 4, ROUTING_MASKED, true},
+    {150, 32, 16, 16, 2, 1, 2, ROUTING_ONE, false},
+    {30, 40, 136, 140, 12, 2, 5, ROUTING_SPARSE, false},
 };
 
 static void check_library(mok_arith arith, int32_t ranks)

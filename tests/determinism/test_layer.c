@@ -1,10 +1,11 @@
 /* The layer's bytes: equal to the reference, whatever the ranks, threads and chunks. */
-#include <stdarg.h>
 #include <setjmp.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 #include <stdio.h>
+
+#include <cmocka.h>
 
 #include "problem.h"
 
@@ -35,9 +36,9 @@ static void expect_equal(const problem *p, const result *want, const run_config 
     }
     const char *difference = result_difference(p, want, &got, config->split == NULL);
     if (difference != NULL) {
-        fail_msg("%s, ranks %d, threads %d, macrobatch %lld, minibatch %lld: %s", what, config->ranks,
-                 config->threads, (long long)config->macrobatch_rows, (long long)config->minibatch_rows,
-                 difference);
+        fail_msg("%s, ranks %d, threads %d, macrobatch %lld, minibatch %lld: %s", what,
+                 config->ranks, config->threads, (long long)config->macrobatch_rows,
+                 (long long)config->minibatch_rows, difference);
     }
     result_close(&got);
 }

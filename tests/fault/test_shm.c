@@ -37,8 +37,9 @@ static bool object_exists(const char *name)
 static void names_ranks_and_configurations_are_checked(void **state)
 {
     (void)state;
-    static const char *const names[] = {"", "a/b", "with space", "..",
-                                        "0123456789012345678901234567890123456789012345678901234567890123456789"};
+    static const char *const names[] = {
+        "", "a/b", "with space", "..",
+        "0123456789012345678901234567890123456789012345678901234567890123456789"};
     mok_comm *comm = NULL;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         assert_int_equal(mok_comm_open_shm(&comm, names[i], 0, 1, NULL), MOK_ERROR_ARGUMENT);
@@ -61,7 +62,8 @@ static void one_rank_alone_works_and_leaves_no_name(void **state)
     assert_false(object_exists(name));
     assert_int_equal(mok_comm_barrier(comm), MOK_OK);
     mok_comm_close(&comm);
-    assert_int_equal(mok_comm_open_shm(&comm, name, 0, 1, NULL), MOK_OK); /* the name is free again */
+    assert_int_equal(mok_comm_open_shm(&comm, name, 0, 1, NULL),
+                     MOK_OK); /* the name is free again */
     mok_comm_close(&comm);
 }
 
@@ -199,7 +201,8 @@ static int leave_in_the_middle(const char *name, int32_t rank, int32_t ranks)
     }
     mok_fault fault;
     fault.struct_bytes = sizeof fault;
-    if (mok_comm_barrier(comm) != MOK_ERROR_PEER || mok_fault_read(comm, &fault) != MOK_OK || fault.peer != 1) {
+    if (mok_comm_barrier(comm) != MOK_ERROR_PEER || mok_fault_read(comm, &fault) != MOK_OK ||
+        fault.peer != 1) {
         return 3;
     }
     mok_layer_close(&layer);

@@ -1,5 +1,5 @@
-/* Fuzz target: bytes are a checkpoint's header, as state_load hands it over. Whatever they say, the answer is a
- * status with a text. */
+/* Fuzz target: bytes are a checkpoint's header, as state_load hands it over. Whatever they say, the
+ * answer is a status with a text. */
 #include "state.h"
 
 #include <stdlib.h>

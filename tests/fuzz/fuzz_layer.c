@@ -1,5 +1,5 @@
-/* Fuzz target: bytes become a layer's configuration and routes; open, build, read. Whatever they say, the answer is
- * a status, and a schedule that was built is one that executors can walk. */
+/* Fuzz target: bytes become a layer's configuration and routes; open, build, read. Whatever they
+ * say, the answer is a status, and a schedule that was built is one that executors can walk. */
 #include <mok/mok.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -42,7 +42,8 @@ static void check_view(const mok_schedule *schedule, const mok_tensor *routes)
     }
 }
 
-static void build(mok_layer *layer, const uint8_t *data, size_t size, int64_t tokens, int64_t slots, bool wide)
+static void build(mok_layer *layer, const uint8_t *data, size_t size, int64_t tokens, int64_t slots,
+                  bool wide)
 {
     mok_schedule *schedule = NULL;
     const size_t count = (size_t)(tokens * slots);
@@ -59,7 +60,8 @@ static void build(mok_layer *layer, const uint8_t *data, size_t size, int64_t to
             ((int32_t *)values)[i] = (int32_t)value;
         }
     }
-    const mok_tensor routes = mok_tensor_2d(values, wide ? MOK_DTYPE_I64 : MOK_DTYPE_I32, tokens, slots);
+    const mok_tensor routes =
+        mok_tensor_2d(values, wide ? MOK_DTYPE_I64 : MOK_DTYPE_I32, tokens, slots);
     if (mok_schedule_build(schedule, layer, &routes) == MOK_OK) {
         check_view(schedule, &routes);
     }

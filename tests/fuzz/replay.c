@@ -1,4 +1,5 @@
-/* Runs a fuzz target without libFuzzer: fixed pseudo-random inputs, and mutations of the files it is given. */
+/* Runs a fuzz target without libFuzzer: fixed pseudo-random inputs, and mutations of the files it
+ * is given. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

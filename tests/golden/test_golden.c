@@ -1,4 +1,5 @@
-/* Digests of fixed cases: the bits of the layer, written down. golden_golden --print writes the table anew. */
+/* Digests of fixed cases: the bits of the layer, written down. golden_golden --print writes the
+ * table anew. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -73,8 +74,8 @@ static void digest_case(const golden *g, mok_arith arith, mok_level level, int32
     problem_close(&p);
 }
 
-static const char *const routing_names[] = {"ROUTING_UNIFORM", "ROUTING_SKEWED", "ROUTING_ONE", "ROUTING_MASKED",
-                                            "ROUTING_SPARSE"};
+static const char *const routing_names[] = {"ROUTING_UNIFORM", "ROUTING_SKEWED", "ROUTING_ONE",
+                                            "ROUTING_MASKED", "ROUTING_SPARSE"};
 
 static void print_table(void)
 {
@@ -84,10 +85,11 @@ static void print_table(void)
         char fma[MOK_DIGEST_HEX_BYTES];
         digest_case(g, MOK_ARITH_TC16, MOK_LEVEL_REF, 1, tc16);
         digest_case(g, MOK_ARITH_FMA, MOK_LEVEL_REF, 1, fma);
-        (void)printf("    {\"%s\", %lld, %lld, %lld, %lld, %lld, %lld, %lld, %s, %#.3gf,\n     \"%s\", \"%s\"},\n",
+        (void)printf("    {\"%s\", %lld, %lld, %lld, %lld, %lld, %lld, %lld, %s, %#.3gf,\n     "
+                     "\"%s\", \"%s\"},\n",
                      g->name, (long long)g->tokens, (long long)g->hidden, (long long)g->inner,
-                     (long long)g->shared_inner, (long long)g->experts, (long long)g->slots, (long long)g->lanes,
-                     routing_names[g->kind], (double)g->limit, tc16, fma);
+                     (long long)g->shared_inner, (long long)g->experts, (long long)g->slots,
+                     (long long)g->lanes, routing_names[g->kind], (double)g->limit, tc16, fma);
     }
 }
 

@@ -1,5 +1,5 @@
-/* Every gradient on the device equals the CPU library's: cases, ranks, lanes, settings, gradients that are stored in
- * fp32 or bf16 or added, repeats, and refusals. */
+/* Every gradient on the device equals the CPU library's: cases, ranks, lanes, settings, gradients
+ * that are stored in fp32 or bf16 or added, repeats, and refusals. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,21 +26,23 @@ static device_config backward_config(const problem *p, int32_t ranks, bool by_la
 }
 
 /* Forward and backward; text of a difference, or NULL. */
-static const char *run(device_problem *d, const result *want, result *got, char *why, size_t why_bytes)
+static const char *run(device_problem *d, const result *want, result *got, char *why,
+                       size_t why_bytes)
 {
     device_problem_poison(d, 0xFF);
     device_problem_poison_gradients(d, 0xFF);
     if (device_problem_launch(d) != MOK_OK || device_problem_launch_backward(d) != MOK_OK) {
         return mok_last_error();
     }
-    if (!device_problem_read(d, got->y, why, why_bytes) || !device_problem_read_gradients(d, got, why, why_bytes)) {
+    if (!device_problem_read(d, got->y, why, why_bytes) ||
+        !device_problem_read_gradients(d, got, why, why_bytes)) {
         return why;
     }
     return result_difference(d->p, got, want, d->config.by_lanes);
 }
 
-static void check_setting(gpu_check *check, problem *p, const char *name, const device_config *config,
-                          const result *want, int32_t repeats)
+static void check_setting(gpu_check *check, problem *p, const char *name,
+                          const device_config *config, const result *want, int32_t repeats)
 {
     device_problem d;
     result got;
@@ -52,8 +54,8 @@ static void check_setting(gpu_check *check, problem *p, const char *name, const 
     result_open(&got, p, 0x33);
     for (int32_t repeat = 0; repeat < repeats; repeat++) {
         const char *difference = run(&d, want, &got, why, sizeof why);
-        gpu_count(check, difference == NULL, "%s, %d ranks, repeat %d: %s", name, config->ranks, repeat,
-                  difference != NULL ? difference : "");
+        gpu_count(check, difference == NULL, "%s, %d ranks, repeat %d: %s", name, config->ranks,
+                  repeat, difference != NULL ? difference : "");
         if (difference != NULL) {
             break;
         }
@@ -88,9 +90,12 @@ static void check_modes(gpu_check *check, problem *p, const result *want)
         mok_bf16_from_f32(narrow, want->gate, count);
         device_problem_poison_gradients(&d, 0xFF);
         if (mode == 0) {
-            cuda_must(cudaMemcpy(d.d_gate, ones, (size_t)count * sizeof *ones, cudaMemcpyHostToDevice), "ones");
+            cuda_must(
+                cudaMemcpy(d.d_gate, ones, (size_t)count * sizeof *ones, cudaMemcpyHostToDevice),
+                "ones");
         }
-        const bool ran = device_problem_launch(&d) == MOK_OK && device_problem_launch_backward(&d) == MOK_OK &&
+        const bool ran = device_problem_launch(&d) == MOK_OK &&
+                         device_problem_launch_backward(&d) == MOK_OK &&
                          device_problem_read_gradients(&d, &got, why, sizeof why);
         const void *expected = mode == 0 ? (const void *)sum : narrow;
         const size_t bytes = (size_t)count * (mode == 0 ? sizeof *sum : sizeof *narrow);
@@ -119,9 +124,11 @@ static void check_refusals(gpu_check *check)
         gpu_count(check, false, "open: %s", mok_last_error());
         return;
     }
-    gpu_count(check, device_problem_launch_backward(&d) == MOK_ERROR_STATE, "backward before forward");
+    gpu_count(check, device_problem_launch_backward(&d) == MOK_ERROR_STATE,
+              "backward before forward");
     device_problem_poison_gradients(&d, 0x44);
-    const bool launched = device_problem_launch(&d) == MOK_OK && device_problem_launch_backward(&d) == MOK_OK;
+    const bool launched =
+        device_problem_launch(&d) == MOK_OK && device_problem_launch_backward(&d) == MOK_OK;
     cuda_must(cudaStreamSynchronize(d.stream), "the device's kernels");
     gpu_count(check, launched && mok_cuda_fault_read(d.layer, &fault) == MOK_ERROR_CAPACITY,
               "a ring that is too small: %s", mok_last_error());
@@ -154,7 +161,8 @@ void check_backward(gpu_check *check)
         result_close(&want);
         problem_close(&p);
     }
-    /* Tokens cut into lanes, and ranks that hold several of them or none; other settings; many repeats. */
+    /* Tokens cut into lanes, and ranks that hold several of them or none; other settings; many
+     * repeats. */
     gpu_case shape = {"lanes", 240, 96, 176, 64, 12, 3, ROUTING_SKEWED, true, true};
     problem p;
     result want;
@@ -167,7 +175,8 @@ void check_backward(gpu_check *check)
         config.comm_blocks = r % 2 == 0 ? 0 : 1;
         config.minibatch_rows = r % 3 == 0 ? 0 : 128;
         config.int64_routes = r == 2;
-        check_setting(check, &p, shape.name, &config, &want, r == 1 ? (check->quick ? 3 : check->repeats) : 2);
+        check_setting(check, &p, shape.name, &config, &want,
+                      r == 1 ? (check->quick ? 3 : check->repeats) : 2);
     }
     check_modes(check, &p, &want);
     result_close(&want);

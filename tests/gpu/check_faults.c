@@ -1,4 +1,5 @@
-/* Bad input and ranks that do not come: a status that names them, in bounded time, and untouched outputs. */
+/* Bad input and ranks that do not come: a status that names them, in bounded time, and untouched
+ * outputs. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,9 +24,10 @@ static bool untouched(device_problem *d)
     return same;
 }
 
-/* Launches, waits, and demands the status, a text that holds `words`, and untouched outputs; then mends the
- * input and demands that the layer works again. */
-static void expect(gpu_check *check, device_problem *d, mok_status want, const char *words, const char *name)
+/* Launches, waits, and demands the status, a text that holds `words`, and untouched outputs; then
+ * mends the input and demands that the layer works again. */
+static void expect(gpu_check *check, device_problem *d, mok_status want, const char *words,
+                   const char *name)
 {
     mok_fault fault;
     fault.struct_bytes = sizeof fault;
@@ -36,18 +38,20 @@ static void expect(gpu_check *check, device_problem *d, mok_status want, const c
     const mok_status got = mok_cuda_fault_read(d->layer, &fault);
     gpu_count(check, launched == MOK_OK && got == want, "%s: %s %s", name, mok_status_string(got),
               mok_last_error());
-    gpu_count(check, strstr(mok_last_error(), words) != NULL, "%s: \"%s\" does not say \"%s\"", name,
-              mok_last_error(), words);
+    gpu_count(check, strstr(mok_last_error(), words) != NULL, "%s: \"%s\" does not say \"%s\"",
+              name, mok_last_error(), words);
     gpu_count(check, untouched(d), "%s: the output was written", name);
 }
 
-static void expect_mended(gpu_check *check, device_problem *d, const uint16_t *want, const char *name)
+static void expect_mended(gpu_check *check, device_problem *d, const uint16_t *want,
+                          const char *name)
 {
     char why[256] = "";
     const size_t bytes = (size_t)(d->p->tokens * d->p->hidden) * 2;
     uint16_t *got = malloc(bytes);
     device_problem_upload(d);
-    gpu_count(check, mok_cuda_fault_clear(d->layer) == MOK_OK, "%s: clear: %s", name, mok_last_error());
+    gpu_count(check, mok_cuda_fault_clear(d->layer) == MOK_OK, "%s: clear: %s", name,
+              mok_last_error());
     const bool ran = got != NULL && device_problem_run(d, got, why, sizeof why);
     gpu_count(check, ran && memcmp(got, want, bytes) == 0, "%s: after clearing: %s", name, why);
     free(got);
@@ -73,7 +77,8 @@ static void check_input(gpu_check *check, problem *p, const uint16_t *want)
     p->routes[201] = route;
     expect_mended(check, &d, want, "an expert too low");
     p->router_weights[77] = NAN;
-    expect(check, &d, MOK_ERROR_VALUE, "rank 0: router_weights[38][1]", "a weight that is no number");
+    expect(check, &d, MOK_ERROR_VALUE, "rank 0: router_weights[38][1]",
+           "a weight that is no number");
     p->router_weights[77] = weight;
     expect_mended(check, &d, want, "a weight that is no number");
     device_problem_close(&d);
@@ -106,7 +111,8 @@ static void check_absent_rank(gpu_check *check, problem *p)
     }
     expect(check, &d, MOK_ERROR_PEER, "for rank 1 in phase", "a rank that never arrives");
     expect(check, &d, MOK_ERROR_PEER, "for rank 1 in phase", "the next step");
-    gpu_count(check, mok_cuda_fault_clear(d.layer) == MOK_ERROR_STATE, "an absent rank was cleared");
+    gpu_count(check, mok_cuda_fault_clear(d.layer) == MOK_ERROR_STATE,
+              "an absent rank was cleared");
     device_problem_close(&d);
 }
 

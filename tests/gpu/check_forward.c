@@ -1,4 +1,5 @@
-/* The device's y equals the CPU library's, for every case, and the schedule's tables equal the CPU's. */
+/* The device's y equals the CPU library's, for every case, and the schedule's tables equal the
+ * CPU's. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,9 +35,9 @@ static void check_case(gpu_check *check, const gpu_case *shape, int32_t ranks, c
     uint16_t *got = malloc((size_t)count * 2 + 1);
     const bool ran = got != NULL && device_problem_run(&d, got, why, sizeof why);
     const int64_t at = ran ? difference(got, want, count) : -1;
-    gpu_count(check, ran && at < 0, "%s, %d ranks: %s y[%lld, %lld] is %04x, must be %04x", shape->name, ranks,
-              why, (long long)(at / p->hidden), (long long)(at % p->hidden), at >= 0 ? got[at] : 0,
-              at >= 0 ? want[at] : 0);
+    gpu_count(check, ran && at < 0, "%s, %d ranks: %s y[%lld, %lld] is %04x, must be %04x",
+              shape->name, ranks, why, (long long)(at / p->hidden), (long long)(at % p->hidden),
+              at >= 0 ? got[at] : 0, at >= 0 ? want[at] : 0);
     free(got);
     device_problem_close(&d);
 }

@@ -1,4 +1,5 @@
-/* A captured step replayed with other contents behind the same addresses gives what a fresh run gives. */
+/* A captured step replayed with other contents behind the same addresses gives what a fresh run
+ * gives. */
 #include <stdlib.h>
 #include <string.h>
 

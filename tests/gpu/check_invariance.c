@@ -1,4 +1,5 @@
-/* One result whatever the number of ranks, communication blocks, chunk sizes, splits, and in every repeat. */
+/* One result whatever the number of ranks, communication blocks, chunk sizes, splits, and in every
+ * repeat. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,13 +14,13 @@ typedef struct setting {
 } setting;
 
 static const setting settings[] = {
-    {1, 0, 0, 0},      {1, 1, 0, 128},   {1, 52, 0, 256},  {1, 8, 128, 128}, {1, 8, 256, 128},
-    {1, 8, 1024, 256}, {2, 0, 0, 0},     {2, 4, 512, 128}, {3, 0, 0, 0},     {4, 0, 0, 0},
-    {4, 2, 384, 128},  {6, 0, 0, 0},     {8, 0, 0, 0},     {8, 3, 256, 256},
+    {1, 0, 0, 0},      {1, 1, 0, 128}, {1, 52, 0, 256},  {1, 8, 128, 128}, {1, 8, 256, 128},
+    {1, 8, 1024, 256}, {2, 0, 0, 0},   {2, 4, 512, 128}, {3, 0, 0, 0},     {4, 0, 0, 0},
+    {4, 2, 384, 128},  {6, 0, 0, 0},   {8, 0, 0, 0},     {8, 3, 256, 256},
 };
 
-static bool run_setting(problem *p, const setting *s, const int64_t *split, int32_t repeats, uint16_t *want,
-                        bool first, char *why, size_t why_bytes)
+static bool run_setting(problem *p, const setting *s, const int64_t *split, int32_t repeats,
+                        uint16_t *want, bool first, char *why, size_t why_bytes)
 {
     device_config config = device_config_default();
     device_problem d;
@@ -57,16 +58,16 @@ static void check_settings(gpu_check *check, const gpu_case *shape, int32_t repe
     for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
         const setting *s = &settings[i];
         gpu_count(check, run_setting(&p, s, NULL, 2, want, false, why, sizeof why),
-                  "%s, %d ranks, %d blocks, macro %lld, mini %lld: %s", shape->name, s->ranks, s->comm_blocks,
-                  (long long)s->macrobatch_rows, (long long)s->minibatch_rows, why);
+                  "%s, %d ranks, %d blocks, macro %lld, mini %lld: %s", shape->name, s->ranks,
+                  s->comm_blocks, (long long)s->macrobatch_rows, (long long)s->minibatch_rows, why);
     }
     int64_t split[3] = {0, p.tokens / 5, p.tokens - p.tokens / 5};
     const setting uneven = {3, 0, 0, 0};
-    gpu_count(check, run_setting(&p, &uneven, split, 2, want, false, why, sizeof why), "%s, uneven ranks: %s",
-              shape->name, why);
+    gpu_count(check, run_setting(&p, &uneven, split, 2, want, false, why, sizeof why),
+              "%s, uneven ranks: %s", shape->name, why);
     const setting once = {2, 0, 0, 0};
-    gpu_count(check, run_setting(&p, &once, NULL, repeats, want, false, why, sizeof why), "%s, %d repeats: %s",
-              shape->name, repeats, why);
+    gpu_count(check, run_setting(&p, &once, NULL, repeats, want, false, why, sizeof why),
+              "%s, %d repeats: %s", shape->name, repeats, why);
     free(want);
     problem_close(&p);
 }
@@ -74,7 +75,8 @@ static void check_settings(gpu_check *check, const gpu_case *shape, int32_t repe
 void check_invariance(gpu_check *check)
 {
     static const gpu_case small = {"small", 210, 96, 160, 64, 12, 3, ROUTING_SKEWED, false, true};
-    static const gpu_case large = {"large", 1536, 512, 384, 256, 24, 6, ROUTING_SKEWED, true, false};
+    static const gpu_case large = {"large", 1536,           512,  384,  256, 24,
+                                   6,       ROUTING_SKEWED, true, false};
     check_settings(check, &small, check->quick ? 3 : check->repeats);
     if (!check->quick) {
         check_settings(check, &large, check->repeats);

@@ -86,19 +86,20 @@ static bool rank_equal(device_problem *d, int32_t rank, const tables *want, int6
     int32_t *peer_slot = malloc((size_t)capacity * 4 + 4);
     int64_t *counts = malloc((size_t)want->expert_count * 8 + 8);
     int64_t row_count = -1;
-    const bool equal =
-        mok_cuda_schedule_copy(d->layer, rank, &row_count, peer_rank, peer_slot, counts) == MOK_OK &&
-        row_count == want->row_count &&
-        memcmp(peer_rank, want->peer_rank, (size_t)row_count * 4) == 0 &&
-        memcmp(peer_slot, want->peer_slot, (size_t)row_count * 4) == 0 &&
-        memcmp(counts, want->counts, (size_t)want->expert_count * 8) == 0;
+    const bool equal = mok_cuda_schedule_copy(d->layer, rank, &row_count, peer_rank, peer_slot,
+                                              counts) == MOK_OK &&
+                       row_count == want->row_count &&
+                       memcmp(peer_rank, want->peer_rank, (size_t)row_count * 4) == 0 &&
+                       memcmp(peer_slot, want->peer_slot, (size_t)row_count * 4) == 0 &&
+                       memcmp(counts, want->counts, (size_t)want->expert_count * 8) == 0;
     free(peer_rank);
     free(peer_slot);
     free(counts);
     return equal;
 }
 
-static void check_split(gpu_check *check, const gpu_case *shape, const int64_t *split, int32_t ranks)
+static void check_split(gpu_check *check, const gpu_case *shape, const int64_t *split,
+                        int32_t ranks)
 {
     problem p;
     tables want[MOK_CUDA_MAX_RANKS];
@@ -137,8 +138,10 @@ static void check_split(gpu_check *check, const gpu_case *shape, const int64_t *
 void check_schedule(gpu_check *check)
 {
     static const gpu_case small = {"schedule", 300, 16, 16, 0, 37, 3, ROUTING_MASKED, false, true};
-    static const gpu_case large = {"schedule, large", 9001, 16, 16, 0, 160, 8, ROUTING_SKEWED, false, true};
-    static const gpu_case wide = {"schedule, 2048 experts", 700, 16, 16, 0, 2048, 6, ROUTING_UNIFORM, false, true};
+    static const gpu_case large = {"schedule, large", 9001,  16,  16, 0, 160, 8,
+                                   ROUTING_SKEWED,    false, true};
+    static const gpu_case wide = {"schedule, 2048 experts", 700,   16,  16, 0, 2048, 6,
+                                  ROUTING_UNIFORM,          false, true};
     static const int64_t one[] = {300};
     static const int64_t three[] = {1, 0, 299};
     static const int64_t four[] = {9001, 0, 0, 0};

@@ -18,7 +18,8 @@ void cuda_must(cudaError_t error, const char *what)
 
 device_config device_config_default(void)
 {
-    const device_config config = {1, 0, 20000, -1, 0, 0, 0, NULL, false, false, true, MOK_GRAD_STORE, false};
+    const device_config config = {1,     0,    20000,          -1,   0, 0, 0, NULL, false,
+                                  false, true, MOK_GRAD_STORE, false};
     return config;
 }
 
@@ -119,9 +120,11 @@ static void make_views(device_problem *d)
                           d->config.int64_routes ? MOK_DTYPE_I64 : MOK_DTYPE_I32, t, p->slots);
         mok_weights_view *w = &io->weights;
         mok_weights_view_init(w);
-        w->gate = mok_tensor_3d(d->gate + expert * matrix * 2, MOK_DTYPE_BF16, experts, p->inner, h);
+        w->gate =
+            mok_tensor_3d(d->gate + expert * matrix * 2, MOK_DTYPE_BF16, experts, p->inner, h);
         w->up = mok_tensor_3d(d->up + expert * matrix * 2, MOK_DTYPE_BF16, experts, p->inner, h);
-        w->down = mok_tensor_3d(d->down + expert * matrix * 2, MOK_DTYPE_BF16, experts, h, p->inner);
+        w->down =
+            mok_tensor_3d(d->down + expert * matrix * 2, MOK_DTYPE_BF16, experts, h, p->inner);
         w->shared_gate = mok_tensor_2d(d->shared_gate, MOK_DTYPE_BF16, p->shared_inner, h);
         w->shared_up = mok_tensor_2d(d->shared_up, MOK_DTYPE_BF16, p->shared_inner, h);
         w->shared_down = mok_tensor_2d(d->shared_down, MOK_DTYPE_BF16, h, p->shared_inner);
@@ -158,28 +161,33 @@ static void make_gradient_views(device_problem *d)
         back->dy = mok_tensor_2d(d->dy + begin * h * 2, MOK_DTYPE_BF16, t, h);
         g->mode = d->config.mode;
         g->dx = mok_tensor_2d(d->dx + begin * h * 2, MOK_DTYPE_BF16, t, h);
-        g->d_router_weights = mok_tensor_2d(d->d_router + begin * p->slots * 4, MOK_DTYPE_F32, t, p->slots);
+        g->d_router_weights =
+            mok_tensor_2d(d->d_router + begin * p->slots * 4, MOK_DTYPE_F32, t, p->slots);
         g->gate = mok_tensor_3d(d->d_gate + first, dtype, e, p->inner, h);
         g->up = mok_tensor_3d(d->d_up + first, dtype, e, p->inner, h);
         g->down = mok_tensor_3d(d->d_down + first, dtype, e, h, p->inner);
         g->shared_lanes = lanes;
-        g->shared_gate = mok_tensor_3d(d->d_shared[0] + at, MOK_DTYPE_F32, lanes, p->shared_inner, h);
+        g->shared_gate =
+            mok_tensor_3d(d->d_shared[0] + at, MOK_DTYPE_F32, lanes, p->shared_inner, h);
         g->shared_up = mok_tensor_3d(d->d_shared[1] + at, MOK_DTYPE_F32, lanes, p->shared_inner, h);
-        g->shared_down = mok_tensor_3d(d->d_shared[2] + at, MOK_DTYPE_F32, lanes, h, p->shared_inner);
+        g->shared_down =
+            mok_tensor_3d(d->d_shared[2] + at, MOK_DTYPE_F32, lanes, h, p->shared_inner);
     }
 }
 
 /* Sizes of the gradients' buffers, in the order of gradient_list. */
 #define GRADIENTS 8
 
-static void gradient_list(device_problem *d, unsigned char **slots[GRADIENTS], size_t bytes[GRADIENTS])
+static void gradient_list(device_problem *d, unsigned char **slots[GRADIENTS],
+                          size_t bytes[GRADIENTS])
 {
     const problem *p = d->p;
     const size_t matrix = (size_t)(p->experts * p->inner * p->hidden) * gradient_bytes(d);
     const int64_t lanes = d->config.by_lanes ? p->lanes : d->config.ranks;
     const size_t shared = (size_t)(lanes * p->shared_inner * p->hidden) * sizeof(float);
-    unsigned char **const all[GRADIENTS] = {&d->dx,     &d->d_router,    &d->d_gate,      &d->d_up,
-                                            &d->d_down, &d->d_shared[0], &d->d_shared[1], &d->d_shared[2]};
+    unsigned char **const all[GRADIENTS] = {&d->dx,          &d->d_router,   &d->d_gate,
+                                            &d->d_up,        &d->d_down,     &d->d_shared[0],
+                                            &d->d_shared[1], &d->d_shared[2]};
     const size_t sizes[GRADIENTS] = {(size_t)(p->tokens * p->hidden) * 2,
                                      (size_t)(p->tokens * p->slots) * 4,
                                      matrix,
@@ -264,7 +272,8 @@ void device_problem_upload(device_problem *d)
 {
     const problem *p = d->p;
     const size_t routes = (size_t)(p->tokens * p->slots);
-    cuda_must(cudaMemcpy(d->x, p->x, (size_t)(p->tokens * p->hidden) * 2, cudaMemcpyHostToDevice), "x");
+    cuda_must(cudaMemcpy(d->x, p->x, (size_t)(p->tokens * p->hidden) * 2, cudaMemcpyHostToDevice),
+              "x");
     cuda_must(cudaMemcpy(d->router_weights, p->router_weights, routes * 4, cudaMemcpyHostToDevice),
               "router weights");
     if (!d->config.int64_routes) {
@@ -289,10 +298,11 @@ void device_problem_close(device_problem *d)
     if (d->stream != NULL) {
         cuda_must(cudaStreamDestroy(d->stream), "cudaStreamDestroy");
     }
-    unsigned char *all[] = {d->x,         d->y,           d->gate,   d->up,    d->down, d->shared_gate,
-                            d->shared_up, d->shared_down, d->routes, d->router_weights,
-                            d->dy,        d->dx,          d->d_router, d->d_gate, d->d_up, d->d_down,
-                            d->d_shared[0], d->d_shared[1], d->d_shared[2]};
+    unsigned char *all[] = {
+        d->x,           d->y,           d->gate,        d->up,         d->down,
+        d->shared_gate, d->shared_up,   d->shared_down, d->routes,     d->router_weights,
+        d->dy,          d->dx,          d->d_router,    d->d_gate,     d->d_up,
+        d->d_down,      d->d_shared[0], d->d_shared[1], d->d_shared[2]};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         drop(all[i]);
     }

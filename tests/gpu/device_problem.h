@@ -1,5 +1,6 @@
-/* A test problem on the device: uploaded once, run on any number of virtual ranks, read back in global
- * order. Every device buffer stands between guard bands, and outputs are poisoned before each run. */
+/* A test problem on the device: uploaded once, run on any number of virtual ranks, read back in
+ * global order. Every device buffer stands between guard bands, and outputs are poisoned before
+ * each run. */
 #ifndef MOK_TESTS_GPU_DEVICE_PROBLEM_H
 #define MOK_TESTS_GPU_DEVICE_PROBLEM_H
 
@@ -27,7 +28,7 @@ typedef struct device_problem {
     unsigned char *x, *y, *gate, *up, *down, *shared_gate, *shared_up, *shared_down;
     unsigned char *routes, *router_weights; /* rank after rank, each 256-byte aligned */
     unsigned char *dy, *dx, *d_router, *d_gate, *d_up, *d_down; /* without forward_only */
-    unsigned char *d_shared[3];                                 /* gate, up, down; a lane after the other */
+    unsigned char *d_shared[3]; /* gate, up, down; a lane after the other */
     mok_tensor route_view[MOK_CUDA_MAX_RANKS];
     mok_cuda_rank_io io[MOK_CUDA_MAX_RANKS];
     mok_cuda_rank_gradients back[MOK_CUDA_MAX_RANKS];
@@ -35,7 +36,8 @@ typedef struct device_problem {
 
 device_config device_config_default(void);
 
-/* 0, or the status with a text in mok_last_error. A failing CUDA call ends the program with its text. */
+/* 0, or the status with a text in mok_last_error. A failing CUDA call ends the program with its
+ * text. */
 mok_status device_problem_open(device_problem *d, problem *p, const device_config *config);
 void device_problem_close(device_problem *d);
 
@@ -54,11 +56,12 @@ void device_problem_poison_gradients(device_problem *d, int byte);
 /* Backward after a launched forward; does not wait. */
 mok_status device_problem_launch_backward(device_problem *d);
 
-/* Waits; all gradients (f32 or bf16 as configured: bf16 ones fill half of their arrays) into r, which was opened
- * for the problem. With by_lanes the shared expert's too. */
+/* Waits; all gradients (f32 or bf16 as configured: bf16 ones fill half of their arrays) into r,
+ * which was opened for the problem. With by_lanes the shared expert's too. */
 bool device_problem_read_gradients(device_problem *d, result *r, char *why, size_t why_bytes);
 
-/* Waits; y [tokens, H] to the host; checks guard bands. False, with a text, where a band was written. */
+/* Waits; y [tokens, H] to the host; checks guard bands. False, with a text, where a band was
+ * written. */
 bool device_problem_read(device_problem *d, uint16_t *y, char *why, size_t why_bytes);
 
 /* Launch, wait, read. On any failure *why says so and false is returned. */

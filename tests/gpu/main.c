@@ -1,6 +1,8 @@
-/* Every check that needs a GPU, in one program: mok-check-gpu [--quick] [--cases N] [--repeats N] [CHECK...]
+/* Every check that needs a GPU, in one program: mok-check-gpu [--quick] [--cases N] [--repeats N]
+ * [CHECK...]
  *
- * Exit 0: all compared, none different. 1: a difference, or nothing was compared. 2: usage. 77: no GPU. */
+ * Exit 0: all compared, none different. 1: a difference, or nothing was compared. 2: usage. 77: no
+ * GPU. */
 #include <cuda_runtime_api.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,8 +16,8 @@ static const struct {
     const char *name;
     void (*run)(gpu_check *check);
 } checks[] = {
-    {"schedule", check_schedule}, {"forward", check_forward}, {"backward", check_backward}, {"invariance", check_invariance},
-    {"graph", check_graph},       {"faults", check_faults},
+    {"schedule", check_schedule},     {"forward", check_forward}, {"backward", check_backward},
+    {"invariance", check_invariance}, {"graph", check_graph},     {"faults", check_faults},
 };
 
 #define CHECKS (sizeof checks / sizeof checks[0])
@@ -88,7 +90,8 @@ int main(int argc, char **argv)
         } else if (strcmp(argv[at], "--cases") == 0 && at + 1 < argc) {
             cases = (int32_t)strtol(argv[++at], NULL, 10);
         } else {
-            (void)fprintf(stderr, "usage: mok-check-gpu [--quick] [--cases N] [--repeats N] [CHECK...]\n");
+            (void)fprintf(stderr,
+                          "usage: mok-check-gpu [--quick] [--cases N] [--repeats N] [CHECK...]\n");
             return 2;
         }
     }

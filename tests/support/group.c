@@ -17,7 +17,8 @@ static void *member_main(void *argument)
 {
     member *self = argument;
     self->status = self->run(self->comm, self->context);
-    (void)snprintf(self->text, sizeof self->text, "%s", self->status != MOK_OK ? mok_last_error() : "");
+    (void)snprintf(self->text, sizeof self->text, "%s",
+                   self->status != MOK_OK ? mok_last_error() : "");
     mok_comm_close(&self->comm);
     return NULL;
 }

@@ -58,10 +58,15 @@ void oracle_open(oracle *o, const problem *p)
 
 void oracle_close(oracle *o)
 {
-    double *all[] = {o->x,           o->gate,          o->up,          o->down, o->shared_gate, o->shared_up,
-                     o->shared_down, o->router_weights, o->dy,         o->y,    o->dx,          o->d_router_weights,
-                     o->d_gate,      o->d_up,          o->d_down,      o->d_shared_gate, o->d_shared_up,
-                     o->d_shared_down};
+    double *all[] = {o->x,           o->gate,
+                     o->up,          o->down,
+                     o->shared_gate, o->shared_up,
+                     o->shared_down, o->router_weights,
+                     o->dy,          o->y,
+                     o->dx,          o->d_router_weights,
+                     o->d_gate,      o->d_up,
+                     o->d_down,      o->d_shared_gate,
+                     o->d_shared_up, o->d_shared_down};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         free(all[i]);
     }
@@ -78,14 +83,14 @@ typedef struct expert {
 static expert routed(const oracle *o, int64_t idx)
 {
     const int64_t first = idx * o->p->inner * o->p->hidden;
-    const expert e = {o->gate + first,   o->up + first,   o->down + first,  o->d_gate + first,
+    const expert e = {o->gate + first, o->up + first,     o->down + first, o->d_gate + first,
                       o->d_up + first, o->d_down + first, o->p->inner};
     return e;
 }
 
 static expert shared(const oracle *o)
 {
-    const expert e = {o->shared_gate,   o->shared_up,   o->shared_down,     o->d_shared_gate,
+    const expert e = {o->shared_gate, o->shared_up,     o->shared_down,    o->d_shared_gate,
                       o->d_shared_up, o->d_shared_down, o->p->shared_inner};
     return e;
 }
@@ -169,8 +174,8 @@ double oracle_objective(oracle *o)
 }
 
 /* Gradients of w * dot(expert(x), dy); returns the one of w. */
-static double backward_row(const oracle *o, const expert *e, double *dx, const double *x, const double *dy,
-                           double w)
+static double backward_row(const oracle *o, const expert *e, double *dx, const double *x,
+                           const double *dy, double w)
 {
     const problem *p = o->p;
     double dw = 0.0;

@@ -1,5 +1,6 @@
-/* The layer in plain double precision, without any rounding between its steps: what the library's results are
- * measured against. Written from the equations, not from src/ref; finite differences check its gradients. */
+/* The layer in plain double precision, without any rounding between its steps: what the library's
+ * results are measured against. Written from the equations, not from src/ref; finite differences
+ * check its gradients. */
 #ifndef MOK_TESTS_ORACLE_H
 #define MOK_TESTS_ORACLE_H
 
@@ -8,12 +9,14 @@
 /* Inputs as doubles, so that finite differences can move them. All arrays belong to the oracle. */
 typedef struct oracle {
     const problem *p;
-    bool round_clamp; /* whether a value is beyond the limit is decided on its bf16 form, as the library does:
-                         between the two the gradient is 0 or not, which no noise bound covers */
+    bool round_clamp; /* whether a value is beyond the limit is decided on its bf16 form, as the
+                         library does: between the two the gradient is 0 or not, which no noise
+                         bound covers */
     double *x, *gate, *up, *down, *shared_gate, *shared_up, *shared_down, *router_weights;
     double *dy;
     /* results */
-    double *y, *dx, *d_router_weights, *d_gate, *d_up, *d_down, *d_shared_gate, *d_shared_up, *d_shared_down;
+    double *y, *dx, *d_router_weights, *d_gate, *d_up, *d_down, *d_shared_gate, *d_shared_up,
+        *d_shared_down;
 } oracle;
 
 void oracle_open(oracle *o, const problem *p); /* copies the inputs of p */

@@ -97,7 +97,8 @@ void problem_open(problem *p)
     p->router_weights = take((size_t)(p->tokens * p->slots), sizeof *p->router_weights);
     for (int64_t i = 0; i < p->tokens * p->slots; i++) {
         p->routes[i] = random_expert(p, &state, i / p->slots);
-        p->router_weights[i] = p->integers ? 1.0f : 0.1f + (float)(random_next(&state) >> 40) * 0x1p-24f;
+        p->router_weights[i] =
+            p->integers ? 1.0f : 0.1f + (float)(random_next(&state) >> 40) * 0x1p-24f;
     }
 }
 
@@ -269,8 +270,8 @@ static void views_open(views *v, const job *work, const share *mine)
     v->y = mok_tensor_2d(offset16(out->y, mine->token_begin * h), MOK_DTYPE_BF16, t, h);
     v->x = mok_tensor_2d(offset16(p->x, mine->token_begin * h), MOK_DTYPE_BF16, t, h);
     v->dy = mok_tensor_2d(offset16(p->dy, mine->token_begin * h), MOK_DTYPE_BF16, t, h);
-    v->router_weights = mok_tensor_2d(p->router_weights + mine->token_begin * p->slots, MOK_DTYPE_F32, t,
-                                      p->slots);
+    v->router_weights =
+        mok_tensor_2d(p->router_weights + mine->token_begin * p->slots, MOK_DTYPE_F32, t, p->slots);
     int32_t *routes = p->routes + mine->token_begin * p->slots;
     v->routes = mok_tensor_2d(routes, MOK_DTYPE_I32, t, p->slots);
     if (work->config->int64_routes) {
@@ -394,18 +395,15 @@ mok_status problem_run(const problem *p, const run_config *config, result *out)
 
 mok_status problem_reference(const problem *p, result *out)
 {
-    const mok_ref_layer layer = {p->tokens,      p->hidden,
-                                 p->inner,       p->shared_inner,
-                                 p->experts,     p->slots,
-                                 p->arith,       {p->clamped, p->limit},
-                                 p->x,           p->routes,
-                                 p->router_weights, p->gate,
-                                 p->up,          p->down,
-                                 p->shared_gate, p->shared_up,
-                                 p->shared_down, p->lanes};
-    const mok_ref_gradients gradients = {out->dx,          out->d_router_weights, out->gate,
-                                         out->up,          out->down,             out->shared_gate,
-                                         out->shared_up,   out->shared_down};
+    const mok_ref_layer layer = {
+        p->tokens,      p->hidden, p->inner,          p->shared_inner,
+        p->experts,     p->slots,  p->arith,          {p->clamped, p->limit},
+        p->x,           p->routes, p->router_weights, p->gate,
+        p->up,          p->down,   p->shared_gate,    p->shared_up,
+        p->shared_down, p->lanes};
+    const mok_ref_gradients gradients = {
+        out->dx,   out->d_router_weights, out->gate,      out->up,
+        out->down, out->shared_gate,      out->shared_up, out->shared_down};
     const mok_status status = mok_ref_forward(&layer, out->y);
     return status == MOK_OK ? mok_ref_backward(&layer, &gradients, p->dy) : status;
 }

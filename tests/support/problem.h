@@ -1,5 +1,5 @@
-/* A global batch through one MoE layer: made from a seed, solved by the library on any number of ranks or
- * by the reference, and compared byte for byte in global order. */
+/* A global batch through one MoE layer: made from a seed, solved by the library on any number of
+ * ranks or by the reference, and compared byte for byte in global order. */
 #ifndef MOK_TESTS_PROBLEM_H
 #define MOK_TESTS_PROBLEM_H
 
@@ -7,11 +7,11 @@
 #include "ref/layer.h"
 
 typedef enum routing {
-    ROUTING_UNIFORM,   /* independent random experts, duplicates allowed */
-    ROUTING_SKEWED,    /* a quarter of the experts gets three quarters of the rows */
-    ROUTING_ONE,       /* everything to expert 0 */
-    ROUTING_MASKED,    /* a third of the routes is -1, some tokens have none */
-    ROUTING_SPARSE     /* only every third expert is named: many are empty */
+    ROUTING_UNIFORM, /* independent random experts, duplicates allowed */
+    ROUTING_SKEWED,  /* a quarter of the experts gets three quarters of the rows */
+    ROUTING_ONE,     /* everything to expert 0 */
+    ROUTING_MASKED,  /* a third of the routes is -1, some tokens have none */
+    ROUTING_SPARSE   /* only every third expert is named: many are empty */
 } routing;
 
 typedef struct problem {
@@ -37,10 +37,10 @@ typedef struct run_config {
     int32_t ranks, threads;
     mok_level level;
     int64_t macrobatch_rows, minibatch_rows, capacity_rows;
-    const int64_t *split;  /* [ranks] tokens of each rank; NULL: whole lanes, evenly */
-    bool recompute;        /* throw the activations away and recompute them before backward */
+    const int64_t *split; /* [ranks] tokens of each rank; NULL: whole lanes, evenly */
+    bool recompute;       /* throw the activations away and recompute them before backward */
     bool int64_routes;
-    int32_t repeats;       /* run everything this often and demand equal bytes; 0 counts as 1 */
+    int32_t repeats; /* run everything this often and demand equal bytes; 0 counts as 1 */
 } run_config;
 
 void problem_open(problem *p);
@@ -54,8 +54,8 @@ run_config run_config_default(void);
 mok_status problem_run(const problem *p, const run_config *config, result *out);
 mok_status problem_reference(const problem *p, result *out);
 
-/* NULL when all bytes are equal, else a text that names the tensor and element. with_shared: compare the
- * shared expert's gradients too. */
+/* NULL when all bytes are equal, else a text that names the tensor and element. with_shared:
+ * compare the shared expert's gradients too. */
 const char *result_difference(const problem *p, const result *a, const result *b, bool with_shared);
 
 /* xorshift64*; fills with bf16 from a distribution scaled by `scale`. */

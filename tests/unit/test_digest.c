@@ -1,4 +1,5 @@
 /* Digests: golden values, and what they must and must not depend on. */
+#include <mok/mok.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,7 +8,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-#include <mok/mok.h>
 
 static bool same(const mok_digest *a, const mok_digest *b)
 {

@@ -1,4 +1,6 @@
-/* bf16, exp, sigmoid, silu: directed values and error against double; and the floating-point environment. */
+/* bf16, exp, sigmoid, silu: directed values and error against double; and the floating-point
+ * environment. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,8 +8,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-#include <math.h>
 
 #include "core/fpenv.h"
 #include "mok/mok_experimental.h"
@@ -23,8 +23,10 @@ static uint32_t bits_of(float x)
 static void bf16_rounds_to_nearest_even(void **state)
 {
     (void)state;
-    assert_int_equal(mok_bf16_round(mok_f32_of_bits(0x3F808000)), 0x3F80); /* a tie below an odd one */
-    assert_int_equal(mok_bf16_round(mok_f32_of_bits(0x3F818000)), 0x3F82); /* a tie above an odd one */
+    assert_int_equal(mok_bf16_round(mok_f32_of_bits(0x3F808000)),
+                     0x3F80); /* a tie below an odd one */
+    assert_int_equal(mok_bf16_round(mok_f32_of_bits(0x3F818000)),
+                     0x3F82); /* a tie above an odd one */
     assert_int_equal(mok_bf16_round(mok_f32_of_bits(0x3F808001)), 0x3F81);
     assert_int_equal(mok_bf16_round(mok_f32_of_bits(0x3F807FFF)), 0x3F80);
     assert_int_equal(mok_bf16_round(mok_f32_of_bits(0xBF808001)), 0xBF81);
@@ -70,7 +72,8 @@ static void exp_stays_within_0_9_ulp(void **state)
         const float x = mok_f32_of_bits(bits);
         worst = fmax(worst, ulps(mok_exp_f32(x), exp((double)x)));
     }
-    for (uint32_t bits = 0x80000000u; bits < 0xC2AE0000u; bits += 4099) { /* to -87, normal results */
+    for (uint32_t bits = 0x80000000u; bits < 0xC2AE0000u;
+         bits += 4099) { /* to -87, normal results */
         const float x = mok_f32_of_bits(bits);
         worst = fmax(worst, ulps(mok_exp_f32(x), exp((double)x)));
     }
@@ -104,7 +107,8 @@ static void sigmoid_and_silu_are_near_the_truth_and_never_leave_their_range(void
         assert_true(s >= 0.0f && s <= 1.0f);
         assert_true(fabs((double)s - truth) <= 3e-7 * truth + 1e-44);
         const float silu = mok_silu_f32(x);
-        assert_true(fabs((double)silu - (double)x * truth) <= 3e-7 * fabs((double)x * truth) + 1e-43);
+        assert_true(fabs((double)silu - (double)x * truth) <=
+                    3e-7 * fabs((double)x * truth) + 1e-43);
     }
 }
 
@@ -125,7 +129,8 @@ static void dsilu_is_the_slope_of_silu(void **state)
 static void a_callers_floating_point_state_changes_nothing_and_is_given_back(void **state)
 {
     (void)state;
-    const float in[2] = {mok_f32_of_bits(0x00000123), -100.0f}; /* a subnormal, and one with a subnormal exp */
+    const float in[2] = {mok_f32_of_bits(0x00000123),
+                         -100.0f}; /* a subnormal, and one with a subnormal exp */
     float want[2];
     float got[2];
     mok_exp(want, in, 2);

@@ -1,6 +1,8 @@
-/* The rule of the tc16 block, case by case, with results worked out by hand (docs/numerics.md, 1.1).
+/* The rule of the tc16 block, case by case, with results worked out by hand
+ * (docs/numerics.md, 1.1).
  *
- * Each case runs on every level that this CPU has, in every lane of a tile. unit is 2^(e_max - 25). */
+ * Each case runs on every level that this CPU has, in every lane of a tile. unit is 2^(e_max - 25).
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -78,8 +80,8 @@ static void expect_on(const mok_kernels *kernels, const chain *x, uint32_t want)
         uint32_t got;
         memcpy(&got, &c[i], sizeof got);
         if (got != want) {
-            print_error("level %s, lane %d: %08x, must be %08x\n", mok_level_string(kernels->level), (int)i, got,
-                        want);
+            print_error("level %s, lane %d: %08x, must be %08x\n", mok_level_string(kernels->level),
+                        (int)i, got, want);
         }
         assert_int_equal(got, want);
     }
@@ -145,7 +147,8 @@ static void the_sum_is_cut_toward_zero(void **state)
     expect(&z, 0x3F7FFFFF);
 }
 
-/* 1.5 * 1.5 = 2.25 keeps exponent 0, so the unit stays 2^-25 and eight units reach the last place, 2^-22. */
+/* 1.5 * 1.5 = 2.25 keeps exponent 0, so the unit stays 2^-25 and eight units reach the last place,
+ * 2^-22. */
 static void products_are_not_renormalised(void **state)
 {
     (void)state;
@@ -155,7 +158,8 @@ static void products_are_not_renormalised(void **state)
     expect(&x, 0x40100001);
 }
 
-/* c is one term among the others: 1 + 3 units + c of 1 unit is 1 + 2^-23. Added afterwards it would be lost. */
+/* c is one term among the others: 1 + 3 units + c of 1 unit is 1 + 2^-23. Added afterwards it would
+ * be lost. */
 static void the_accumulator_is_aligned_with_the_products(void **state)
 {
     (void)state;
@@ -165,7 +169,8 @@ static void the_accumulator_is_aligned_with_the_products(void **state)
     expect(&x, 0x3F800001);
 }
 
-/* 16 * (255/128)^2 + (2 - 2^-23) = 65.5009765625 - 2^-23: seven places above e_max, cut to 24 bits. */
+/* 16 * (255/128)^2 + (2 - 2^-23) = 65.5009765625 - 2^-23: seven places above e_max, cut to 24 bits.
+ */
 static void carries_above_the_largest_term_are_kept(void **state)
 {
     (void)state;
@@ -217,7 +222,8 @@ static void infinities_follow_their_sign_or_give_nan(void **state)
     expect(&alone, 0xFF800000);
 }
 
-/* The smallest bf16, 2^-133, counts with exponent -126: unit 2^-151, so that 2^-152 is cut, eight times. */
+/* The smallest bf16, 2^-133, counts with exponent -126: unit 2^-151, so that 2^-152 is cut, eight
+ * times. */
 static void subnormals_are_honoured_and_not_normalised(void **state)
 {
     (void)state;
@@ -231,7 +237,8 @@ static void subnormals_are_honoured_and_not_normalised(void **state)
     expect(&y, 0x00000001);
 }
 
-/* Without c, exponents below -133 count as -133: unit 2^-158, and 16 products of 2^-152 are 2^-148. */
+/* Without c, exponents below -133 count as -133: unit 2^-158, and 16 products of 2^-152 are 2^-148.
+ */
 static void a_zero_accumulator_counts_as_exponent_minus_133(void **state)
 {
     (void)state;
@@ -257,7 +264,8 @@ static void a_zero_result_is_plus_zero(void **state)
     expect(&z, 0x00000000); /* an empty chain */
 }
 
-/* Inside a block exponents have no limit: 2^200 - 2^200 is 0, and what is left at 2^180 is infinite. */
+/* Inside a block exponents have no limit: 2^200 - 2^200 is 0, and what is left at 2^180 is
+ * infinite. */
 static void products_beyond_fp32_cancel_exactly(void **state)
 {
     (void)state;

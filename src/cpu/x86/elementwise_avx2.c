@@ -1,5 +1,5 @@
-/* Conversions, exp, sigmoid and the addition into a main gradient, eight lanes at a time. The last lanes of a
- * row go through the same arithmetic, loaded and stored under a mask. */
+/* Conversions, exp, sigmoid and the addition into a main gradient, eight lanes at a time. The last
+ * lanes of a row go through the same arithmetic, loaded and stored under a mask. */
 #include "cpu/x86/kernels_avx2.h"
 #include "cpu/x86/vec_avx2.h"
 

@@ -1,4 +1,5 @@
-/* The AVX2 kernels. The elementwise ones serve level avx512 as well: they wait for memory, not for lanes. */
+/* The AVX2 kernels. The elementwise ones serve level avx512 as well: they wait for memory, not for
+ * lanes. */
 #ifndef MOK_CPU_X86_KERNELS_AVX2_H
 #define MOK_CPU_X86_KERNELS_AVX2_H
 
@@ -14,7 +15,8 @@ float mok_avx2_swiglu_backward(uint16_t *dg, uint16_t *du, uint16_t *hw, const f
                                const uint16_t *g, const uint16_t *u, float w, int64_t n,
                                const mok_swiglu *swiglu);
 void mok_avx2_combine_forward(uint16_t *out, const uint16_t *shared, const uint16_t *y,
-                              const float *weights, const int32_t *routes, int64_t slots, int64_t n);
+                              const float *weights, const int32_t *routes, int64_t slots,
+                              int64_t n);
 void mok_avx2_combine_backward(uint16_t *out, const uint16_t *shared, const uint16_t *dx,
                                const int32_t *routes, int64_t slots, int64_t n);
 void mok_avx2_accumulate(float *main, const float *x, int64_t n);

@@ -1,5 +1,5 @@
-/* The AVX-512 kernels: products only. The elementwise ones of level avx2 serve this level as well: they wait for
- * memory, not for lanes. */
+/* The AVX-512 kernels: products only. The elementwise ones of level avx2 serve this level as well:
+ * they wait for memory, not for lanes. */
 #ifndef MOK_CPU_X86_KERNELS_AVX512_H
 #define MOK_CPU_X86_KERNELS_AVX512_H
 

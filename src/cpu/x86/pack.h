@@ -1,27 +1,28 @@
 /* Packing a product's operands for the vector kernels, and the scratch it goes into.
  *
- * Both operands are widened to fp32 over a piece of k, in 8 x 8 blocks that are transposed in registers where
- * the operand's layout asks for it:
+ * Both operands are widened to fp32 over a piece of k, in 8 x 8 blocks that are transposed in
+ * registers where the operand's layout asks for it:
  *
  *     a   [row][K]            row-major, rows filled up with zeros to a multiple of 8
  *     b   [panel][k][width]   panels of `width` columns, filled up with zeros
  *
- * For class tc16 the exponents go beside them (mok_pack_exponents): b's as int16, a's as int16 twice in an
- * int32, so that one broadcast fills all int16 lanes. k is filled up with zeros to a multiple of 16. Nothing is
- * read past an operand's last element. */
+ * For class tc16 the exponents go beside them (mok_pack_exponents): b's as int16, a's as int16
+ * twice in an int32, so that one broadcast fills all int16 lanes. k is filled up with zeros to a
+ * multiple of 16. Nothing is read past an operand's last element. */
 #ifndef MOK_CPU_X86_PACK_H
 #define MOK_CPU_X86_PACK_H
 
 #include "cpu/kernels.h"
 #include "cpu/x86/vec_avx2.h"
 
-/* Elements of k in a piece. fma: a panel of 16 columns and 6 rows of a fit the first-level cache. tc16: the
- * same with exponents, and all of a and b stay in a second-level cache of 512 KB. */
+/* Elements of k in a piece. fma: a panel of 16 columns and 6 rows of a fit the first-level cache.
+ * tc16: the same with exponents, and all of a and b stay in a second-level cache of 512 KB. */
 #define MOK_PACK_FMA_K 256
 #define MOK_PACK_TC16_K 128
 
-/* What the int16 lanes hold for operands that have no exponent. A zero loses every maximum; an infinity or
- * NaN exceeds every finite product's exponent (254) even against a zero. No sum of two leaves int16. */
+/* What the int16 lanes hold for operands that have no exponent. A zero loses every maximum; an
+ * infinity or NaN exceeds every finite product's exponent (254) even against a zero. No sum of two
+ * leaves int16. */
 #define MOK_PACK_ZERO (-16000)
 #define MOK_PACK_SPECIAL 16383
 #define MOK_PACK_ALL_ZERO (-1000) /* a block's maximum below this: every product is zero */
@@ -73,8 +74,8 @@ static inline void mok_pack_transpose(__m128i x[8])
     }
 }
 
-/* The 8 x 8 block at (row, k) of an operand that has `rows` rows and `ks` columns in this piece: vectors along
- * k, one a row, where along_k is set; else vectors along the rows, one a k. */
+/* The 8 x 8 block at (row, k) of an operand that has `rows` rows and `ks` columns in this piece:
+ * vectors along k, one a row, where along_k is set; else vectors along the rows, one a k. */
 static inline void mok_pack_block(__m128i x[8], const mok_operand *operand, int64_t row, int64_t k,
                                   int64_t rows, int64_t ks, bool along_k)
 {
@@ -90,7 +91,8 @@ static inline void mok_pack_block(__m128i x[8], const mok_operand *operand, int6
     }
 }
 
-/* int16 exponents of bf16 values: -126 for a subnormal, which is not normalised; sentinels as above. */
+/* int16 exponents of bf16 values: -126 for a subnormal, which is not normalised; sentinels as
+ * above. */
 static inline __m128i mok_pack_exponents(__m128i x)
 {
     const __m128i magnitude = _mm_and_si128(x, _mm_set1_epi16(0x7FFF));
@@ -102,7 +104,8 @@ static inline __m128i mok_pack_exponents(__m128i x)
     return _mm_blendv_epi8(with_zero, _mm_set1_epi16(MOK_PACK_SPECIAL), special);
 }
 
-/* Rows [0, rows) of the piece [k_begin, k_begin + ks); exponent may be NULL. out rows are `stride` apart. */
+/* Rows [0, rows) of the piece [k_begin, k_begin + ks); exponent may be NULL. out rows are `stride`
+ * apart. */
 static inline void mok_pack_a(float *out, int32_t *exponent, int64_t stride, const mok_operand *a,
                               int64_t rows, int64_t k_begin, int64_t ks)
 {
@@ -125,7 +128,8 @@ static inline void mok_pack_a(float *out, int32_t *exponent, int64_t stride, con
     }
 }
 
-/* Columns [0, cols), filled up to whole panels of `width` (a multiple of 8); panels are `depth` of k apart. */
+/* Columns [0, cols), filled up to whole panels of `width` (a multiple of 8); panels are `depth` of
+ * k apart. */
 static inline void mok_pack_b(float *out, int16_t *exponent, int64_t width, int64_t depth,
                               const mok_operand *b, int64_t cols, int64_t k_begin, int64_t ks)
 {

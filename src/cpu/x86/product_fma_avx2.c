@@ -1,7 +1,8 @@
 /* The product of class fma: a microkernel of 6 rows x 16 columns, twelve chains in registers.
  *
- * Every element is one chain of fused multiply-adds in ascending k, however the tile is cut: c is stored and
- * loaded again between pieces of k, which changes no bits. Operands are widened when they are packed. */
+ * Every element is one chain of fused multiply-adds in ascending k, however the tile is cut: c is
+ * stored and loaded again between pieces of k, which changes no bits. Operands are widened when
+ * they are packed. */
 #include "cpu/x86/kernels_avx2.h"
 #include "cpu/x86/pack.h"
 
@@ -33,7 +34,8 @@ static inline __attribute__((always_inline)) void chains(int rows, float *c, int
     }
 }
 
-static void tile(int64_t rows, float *c, int64_t c_stride, const float *a, const float *b, int64_t ks)
+static void tile(int64_t rows, float *c, int64_t c_stride, const float *a, const float *b,
+                 int64_t ks)
 {
     switch (rows) {
     case 6:
@@ -75,7 +77,8 @@ static void tile_edge(int64_t rows, int64_t cols, float *c, int64_t c_stride, co
     }
 }
 
-/* Six rows while they last; seven or eight are split evenly, since few chains do not hide the latency. */
+/* Six rows while they last; seven or eight are split evenly, since few chains do not hide the
+ * latency. */
 static int64_t rows_next(int64_t left)
 {
     if (left == 7 || left == 8) {
@@ -101,7 +104,8 @@ void mok_avx2_product_fma(float *c, int64_t c_stride, const mok_operand *a, cons
                 if (n - col >= PANEL) {
                     tile(rows, corner, c_stride, pack->fma.a + row * DEPTH, panel, ks);
                 } else {
-                    tile_edge(rows, n - col, corner, c_stride, pack->fma.a + row * DEPTH, panel, ks);
+                    tile_edge(rows, n - col, corner, c_stride, pack->fma.a + row * DEPTH, panel,
+                              ks);
                 }
             }
         }

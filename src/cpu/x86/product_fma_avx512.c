@@ -1,7 +1,7 @@
 /* The product of class fma in 512-bit vectors: 6 rows x 32 columns, twelve chains in registers.
  *
- * As in product_fma_avx2.c every element is one chain in ascending k; a chain is stored and loaded again between
- * pieces of k. A panel that is not whole is read and written under masks. */
+ * As in product_fma_avx2.c every element is one chain in ascending k; a chain is stored and loaded
+ * again between pieces of k. A panel that is not whole is read and written under masks. */
 #include "cpu/x86/kernels_avx512.h"
 #include "cpu/x86/pack.h"
 
@@ -9,9 +9,9 @@
 #define PANEL 32
 #define DEPTH MOK_PACK_FMA_K
 
-static inline __attribute__((always_inline)) void chains(int rows, float *c, int64_t c_stride, const float *a,
-                                                         const float *b, int64_t ks, __mmask16 low,
-                                                         __mmask16 high)
+static inline __attribute__((always_inline)) void chains(int rows, float *c, int64_t c_stride,
+                                                         const float *a, const float *b, int64_t ks,
+                                                         __mmask16 low, __mmask16 high)
 {
     __m512 acc[ROWS][2];
     for (int i = 0; i < rows; i++) {
@@ -33,8 +33,8 @@ static inline __attribute__((always_inline)) void chains(int rows, float *c, int
     }
 }
 
-static void tile(int64_t rows, float *c, int64_t c_stride, const float *a, const float *b, int64_t ks,
-                 int64_t cols)
+static void tile(int64_t rows, float *c, int64_t c_stride, const float *a, const float *b,
+                 int64_t ks, int64_t cols)
 {
     const uint32_t mask = cols >= PANEL ? 0xFFFFFFFFu : (1u << cols) - 1u;
     const __mmask16 low = (__mmask16)(mask & 0xFFFF);
@@ -61,8 +61,8 @@ static void tile(int64_t rows, float *c, int64_t c_stride, const float *a, const
     }
 }
 
-void mok_avx512_product_fma(float *c, int64_t c_stride, const mok_operand *a, const mok_operand *b, int64_t m,
-                            int64_t n, int64_t k, void *scratch)
+void mok_avx512_product_fma(float *c, int64_t c_stride, const mok_operand *a, const mok_operand *b,
+                            int64_t m, int64_t n, int64_t k, void *scratch)
 {
     mok_pack_scratch *pack = scratch;
     for (int64_t begin = 0; begin < k; begin += DEPTH) {

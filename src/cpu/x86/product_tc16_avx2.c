@@ -1,16 +1,18 @@
 /* The product of class tc16 in vectors: 2 rows x 16 columns, a block of 16 products at a time.
  *
- * Per lane and block (docs/numerics.md, 1.2): e = the largest exponent of the products and of c, from int16
- * exponents packed beside the operands; s = 2^(25 - e); then the sum of cvtt((a * b) * s) is the exact
- * sum of the truncated products, since a product of two bf16 is exact in fp32, s is a power of two and cvtt cuts
- * toward zero. c joins it the same way. The sum goes back to fp32 under round-toward-zero.
+ * Per lane and block (docs/numerics.md, 1.2): e = the largest exponent of the products and of c,
+ * from int16 exponents packed beside the operands; s = 2^(25 - e); then the sum of cvtt((a * b) *
+ * s) is the exact sum of the truncated products, since a product of two bf16 is exact in fp32, s is
+ * a power of two and cvtt cuts toward zero. c joins it the same way. The sum goes back to fp32
+ * under round-toward-zero.
  *
- * It holds for e in [-101, 120]: a product below the normal range is then worth less than one unit, and no
- * step overflows. A lane outside, one whose sum leaves int32 and one with NaN or infinity takes the scalar rule.
- * A lane whose products are all zero keeps its c: zeros and padding are common.
+ * It holds for e in [-101, 120]: a product below the normal range is then worth less than one unit,
+ * and no step overflows. A lane outside, one whose sum leaves int32 and one with NaN or infinity
+ * takes the scalar rule. A lane whose products are all zero keeps its c: zeros and padding are
+ * common.
  *
- * MXCSR is set to round-toward-zero around panel(), which is not inlined so that no arithmetic moves
- * across; only the conversion of the sum rounds at all. */
+ * MXCSR is set to round-toward-zero around panel(), which is not inlined so that no arithmetic
+ * moves across; only the conversion of the sum rounds at all. */
 #include "cpu/x86/kernels_avx2.h"
 #include "cpu/x86/pack.h"
 #include "numerics/tc16.h"
@@ -43,8 +45,8 @@ static float lane_by_rule(float c, const operands *x, int row, int col)
 }
 
 /* Eight lanes of one row whose fast result does not hold where `slow` is set. */
-static __attribute__((noinline)) __m256 repair(__m256 fast, __m256 c, int slow, const operands *x, int row,
-                                               int col)
+static __attribute__((noinline)) __m256 repair(__m256 fast, __m256 c, int slow, const operands *x,
+                                               int row, int col)
 {
     float results[8], starts[8];
     _mm256_storeu_ps(results, fast);
@@ -58,11 +60,13 @@ static __attribute__((noinline)) __m256 repair(__m256 fast, __m256 c, int slow, 
 }
 
 /* Largest exponents of a row's products with 16 columns, as int32 [2][8]. */
-static inline void exponents(__m256i largest[2], const int32_t *a_exponent, const int16_t *b_exponent)
+static inline void exponents(__m256i largest[2], const int32_t *a_exponent,
+                             const int16_t *b_exponent)
 {
     __m256i even = _mm256_set1_epi16(INT16_MIN), odd = even;
     for (int k = 0; k < BLOCK; k += 2) {
-        const __m256i b0 = _mm256_loadu_si256((const __m256i *)(const void *)(b_exponent + k * PANEL));
+        const __m256i b0 =
+            _mm256_loadu_si256((const __m256i *)(const void *)(b_exponent + k * PANEL));
         const __m256i b1 =
             _mm256_loadu_si256((const __m256i *)(const void *)(b_exponent + (k + 1) * PANEL));
         even = _mm256_max_epi16(even, _mm256_add_epi16(b0, _mm256_set1_epi32(a_exponent[k])));
@@ -137,8 +141,8 @@ static inline __attribute__((always_inline)) void block(__m256 c[4], const opera
                                 _mm256_cmpgt_epi32(_mm256_set1_epi32(E_MIN), e[i]));
             const __m256i carry = _mm256_and_si256(_mm256_xor_si256(sum[i], total[i]),
                                                    _mm256_xor_si256(start[i], total[i]));
-            const int slow = _mm256_movemask_ps(_mm256_castsi256_ps(
-                _mm256_andnot_si256(keep, _mm256_or_si256(outside, carry))));
+            const int slow = _mm256_movemask_ps(
+                _mm256_castsi256_ps(_mm256_andnot_si256(keep, _mm256_or_si256(outside, carry))));
             r[i] = _mm256_blendv_ps(r[i], c[i], _mm256_castsi256_ps(keep));
             if (slow != 0) {
                 r[i] = repair(r[i], c[i], slow, x, i / 2, i % 2 * 8);
@@ -171,8 +175,8 @@ static inline void pair(float *c0, float *c1, operands x, int64_t blocks)
     _mm256_storeu_ps(c1 + 8, c[3]);
 }
 
-/* All rows of one panel. A pair that does not fill 2 x 16 goes through a copy: nothing outside c is touched,
- * and the row of a that is not there was packed as zeros. */
+/* All rows of one panel. A pair that does not fill 2 x 16 goes through a copy: nothing outside c is
+ * touched, and the row of a that is not there was packed as zeros. */
 static __attribute__((noinline)) void panel(float *c, int64_t c_stride, operands x, int64_t rows,
                                             int64_t cols, int64_t blocks)
 {

@@ -1,9 +1,11 @@
-/* The product of class tc16 in 512-bit vectors: 2 rows x 32 columns, a block of 16 products at a time.
+/* The product of class tc16 in 512-bit vectors: 2 rows x 32 columns, a block of 16 products at a
+ * time.
  *
- * The scheme and its window are those of product_tc16_avx2.c. Here one vector holds the int16 exponents of all 32
- * columns, the sum's conversion names its rounding itself, so MXCSR stays as it is, and lanes that take another
- * way are masks. Nothing else rounds: a product of two bf16 is exact in fp32 or, below the normal range, worth
- * less than one unit; powers of two only move the point. */
+ * The scheme and its window are those of product_tc16_avx2.c. Here one vector holds the int16
+ * exponents of all 32 columns, the sum's conversion names its rounding itself, so MXCSR stays as it
+ * is, and lanes that take another way are masks. Nothing else rounds: a product of two bf16 is
+ * exact in fp32 or, below the normal range, worth less than one unit; powers of two only move the
+ * point. */
 #include "cpu/x86/kernels_avx512.h"
 #include "cpu/x86/pack.h"
 #include "numerics/tc16.h"
@@ -23,8 +25,8 @@ typedef struct operands {
 } operands;
 
 /* Lanes of one row that are set in `slow`, by the rule. */
-static __attribute__((noinline)) __m512 repair(__m512 fast, __m512 c, uint32_t slow, const operands *x, int row,
-                                               int col)
+static __attribute__((noinline)) __m512 repair(__m512 fast, __m512 c, uint32_t slow,
+                                               const operands *x, int row, int col)
 {
     float results[16], starts[16];
     uint16_t a[BLOCK], b[BLOCK];
@@ -46,7 +48,8 @@ static __attribute__((noinline)) __m512 repair(__m512 fast, __m512 c, uint32_t s
 }
 
 /* Largest exponents of a row's products with 32 columns. */
-static inline void exponents(__m512i largest[2], const int32_t *a_exponent, const int16_t *b_exponent)
+static inline void exponents(__m512i largest[2], const int32_t *a_exponent,
+                             const int16_t *b_exponent)
 {
     __m512i even = _mm512_set1_epi16(INT16_MIN);
     __m512i odd = even;
@@ -84,7 +87,8 @@ typedef struct lanes {
 /* Lanes of all-zero products keep their c, the others outside the window take the rule. */
 static inline __m512 settle(const lanes *x, const operands *at, int row, int col)
 {
-    const __mmask16 zeros = _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(MOK_PACK_ALL_ZERO), x->largest);
+    const __mmask16 zeros =
+        _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(MOK_PACK_ALL_ZERO), x->largest);
     const __mmask16 finite = _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(128), exponent_of(x->c));
     const uint32_t keep = (uint32_t)zeros & (uint32_t)finite;
     const uint32_t slow = ((uint32_t)x->outside | (uint32_t)x->carry) & ~keep;
@@ -113,10 +117,14 @@ static inline __attribute__((always_inline)) void block(__m512 c[4], const opera
         const __m512 b1 = _mm512_loadu_ps(x->b + k * PANEL + 16);
         const __m512 a0 = _mm512_set1_ps(x->a[k]);
         const __m512 a1 = _mm512_set1_ps(x->a[DEPTH + k]);
-        sum[0] = _mm512_add_epi32(sum[0], _mm512_cvttps_epi32(_mm512_mul_ps(_mm512_mul_ps(a0, b0), s[0])));
-        sum[1] = _mm512_add_epi32(sum[1], _mm512_cvttps_epi32(_mm512_mul_ps(_mm512_mul_ps(a0, b1), s[1])));
-        sum[2] = _mm512_add_epi32(sum[2], _mm512_cvttps_epi32(_mm512_mul_ps(_mm512_mul_ps(a1, b0), s[2])));
-        sum[3] = _mm512_add_epi32(sum[3], _mm512_cvttps_epi32(_mm512_mul_ps(_mm512_mul_ps(a1, b1), s[3])));
+        sum[0] = _mm512_add_epi32(sum[0],
+                                  _mm512_cvttps_epi32(_mm512_mul_ps(_mm512_mul_ps(a0, b0), s[0])));
+        sum[1] = _mm512_add_epi32(sum[1],
+                                  _mm512_cvttps_epi32(_mm512_mul_ps(_mm512_mul_ps(a0, b1), s[1])));
+        sum[2] = _mm512_add_epi32(sum[2],
+                                  _mm512_cvttps_epi32(_mm512_mul_ps(_mm512_mul_ps(a1, b0), s[2])));
+        sum[3] = _mm512_add_epi32(sum[3],
+                                  _mm512_cvttps_epi32(_mm512_mul_ps(_mm512_mul_ps(a1, b1), s[3])));
     }
     for (int i = 0; i < 4; i++) {
         /* The products' sum fits int32; with c it may not, which shows in the signs. */
@@ -126,8 +134,9 @@ static inline __attribute__((always_inline)) void block(__m512 c[4], const opera
             _mm512_and_si512(_mm512_xor_si512(sum[i], total), _mm512_xor_si512(start, total)));
         v[i].outside = _mm512_cmpgt_epi32_mask(v[i].e, _mm512_set1_epi32(E_MAX)) |
                        _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(E_MIN), v[i].e);
-        v[i].r = _mm512_mul_ps(_mm512_cvt_roundepi32_ps(total, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC),
-                               power_of(_mm512_add_epi32(v[i].e, _mm512_set1_epi32(127 - 25))));
+        v[i].r =
+            _mm512_mul_ps(_mm512_cvt_roundepi32_ps(total, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC),
+                          power_of(_mm512_add_epi32(v[i].e, _mm512_set1_epi32(127 - 25))));
         wrong |= (uint32_t)v[i].carry | (uint32_t)v[i].outside;
         c[i] = v[i].r;
     }
@@ -138,8 +147,8 @@ static inline __attribute__((always_inline)) void block(__m512 c[4], const opera
     }
 }
 
-/* Two rows and one panel over all blocks of this piece of k. The second row may be missing: it was packed as
- * zeros, and nothing of it is stored. */
+/* Two rows and one panel over all blocks of this piece of k. The second row may be missing: it was
+ * packed as zeros, and nothing of it is stored. */
 static inline void pair(float *c0, float *c1, operands x, int64_t blocks, uint32_t mask, bool both)
 {
     const __mmask16 low = (__mmask16)(mask & 0xFFFF);
@@ -164,8 +173,8 @@ static inline void pair(float *c0, float *c1, operands x, int64_t blocks, uint32
     }
 }
 
-void mok_avx512_product_tc16(float *c, int64_t c_stride, const mok_operand *a, const mok_operand *b, int64_t m,
-                             int64_t n, int64_t k, void *scratch)
+void mok_avx512_product_tc16(float *c, int64_t c_stride, const mok_operand *a, const mok_operand *b,
+                             int64_t m, int64_t n, int64_t k, void *scratch)
 {
     mok_pack_scratch *pack = scratch;
     for (int64_t begin = 0; begin < k; begin += DEPTH) {

@@ -1,7 +1,7 @@
 /* SwiGLU forward and backward, eight columns at a time (numerics/swiglu.h is the scalar form).
  *
- * The router weight's tree over 128 columns adds at distances 64 to 8 between whole vectors and at 4, 2, 1
- * inside the last one. */
+ * The router weight's tree over 128 columns adds at distances 64 to 8 between whole vectors and at
+ * 4, 2, 1 inside the last one. */
 #include "cpu/x86/kernels_avx2.h"
 #include "cpu/x86/vec_avx2.h"
 
@@ -97,8 +97,8 @@ float mok_avx2_swiglu_backward(uint16_t *dg, uint16_t *du, uint16_t *hw, const f
         vec_store_u16(dg + i, vec_round(_mm256_andnot_ps(above(&c, g32), dg32)), left);
         vec_store_u16(du + i, vec_round(_mm256_andnot_ps(cut, du32)), left);
         vec_store_u16(hw + i, vec_round(_mm256_mul_ps(weight, h32)), left);
-        /* Columns past n count as +0 whatever silu made of them; s is loaded as +0 there and u as +0, so
-         * the product is already +0. */
+        /* Columns past n count as +0 whatever silu made of them; s is loaded as +0 there and u as
+         * +0, so the product is already +0. */
         tree[i / 8] = _mm256_mul_ps(s32, vec_widen(vec_round(h32)));
     }
     return tree_sum(tree);

@@ -1,7 +1,8 @@
 /* Eight lanes of the elementwise arithmetic, step for step as in src/numerics.
  *
- * Each function here is the vector form of the scalar function that its comment names; a lane's result is the
- * scalar's bits. Only for files compiled with -mavx2 -mfma (and AVX-512 files, which have both). */
+ * Each function here is the vector form of the scalar function that its comment names; a lane's
+ * result is the scalar's bits. Only for files compiled with -mavx2 -mfma (and AVX-512 files, which
+ * have both). */
 #ifndef MOK_CPU_X86_VEC_AVX2_H
 #define MOK_CPU_X86_VEC_AVX2_H
 
@@ -87,8 +88,7 @@ static inline __m128i vec_round(__m256 x)
     const __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
     const __m256i rounded = _mm256_srli_epi32(up, 16);
-    const __m256i all =
-        _mm256_blendv_epi8(rounded, _mm256_set1_epi32((int32_t)MOK_BF16_NAN), nan);
+    const __m256i all = _mm256_blendv_epi8(rounded, _mm256_set1_epi32((int32_t)MOK_BF16_NAN), nan);
     const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(all, all), 0x08);
     return _mm256_castsi256_si128(packed);
 }
@@ -147,7 +147,8 @@ static inline vec_logistic vec_logistic_of(__m256 x)
 {
     vec_logistic l;
     l.x = x;
-    /* The sign bit set is -|x|; a NaN in the first operand gives the second, and is restored at the end. */
+    /* The sign bit set is -|x|; a NaN in the first operand gives the second, and is restored at the
+     * end. */
     l.a = _mm256_max_ps(_mm256_or_ps(x, vec_bits(0x80000000u)), _mm256_set1_ps(MOK_EXP_MIN));
     l.parts = vec_exp_split(l.a);
     l.e = _mm256_mul_ps(_mm256_mul_ps(l.parts.q, l.parts.s1), l.parts.s2);
@@ -166,8 +167,8 @@ static inline __m256 vec_sigmoid(const vec_logistic *l)
 /* mok_silu_f32 */
 static inline __m256 vec_silu(const vec_logistic *l)
 {
-    const __m256 scaled = _mm256_mul_ps(
-        _mm256_mul_ps(_mm256_mul_ps(l->a, l->parts.q), l->parts.s1), l->parts.s2);
+    const __m256 scaled =
+        _mm256_mul_ps(_mm256_mul_ps(_mm256_mul_ps(l->a, l->parts.q), l->parts.s1), l->parts.s2);
     const __m256 top = _mm256_blendv_ps(l->x, scaled, l->negative);
     return vec_canonical_by(_mm256_div_ps(top, l->divisor), l->x);
 }

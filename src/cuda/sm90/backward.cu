@@ -1,8 +1,9 @@
-/* The backward megakernel: dispatch of dy, s = dy . Wdown^T with SwiGLU's slopes, dx, weight gradients, combine and
- * fold of every virtual rank in one launch. x, g and u are still in the ring from forward.
+/* The backward megakernel: dispatch of dy, s = dy . Wdown^T with SwiGLU's slopes, dx, weight
+ * gradients, combine and fold of every virtual rank in one launch. x, g and u are still in the ring
+ * from forward.
  *
- * A weight gradient waits until all of its rank's d_hidden tiles are done; its chain runs over the expert's rows
- * in schedule order and is never split. */
+ * A weight gradient waits until all of its rank's d_hidden tiles are done; its chain runs over the
+ * expert's rows in schedule order and is never split. */
 #include "cuda/sm90/consumer_backward.cuh"
 #include "cuda/sm90/pass.cuh"
 #include "cuda/sm90/producer.cuh"
@@ -13,8 +14,8 @@ template <> struct sm90_roles<MOK_PASS_BACKWARD> {
         sm90_slopes_load(p, (float2 *)(void *)(shared + SM90_SILU_OFFSET));
     }
 
-    static __device__ __forceinline__ void run(const mok_sm90_pass &p, int32_t rank, unsigned char *shared,
-                                               sm90_control *control)
+    static __device__ __forceinline__ void run(const mok_sm90_pass &p, int32_t rank,
+                                               unsigned char *shared, sm90_control *control)
     {
         const int group = threadIdx.x / 128;
         if (group == 0) {

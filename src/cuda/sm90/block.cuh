@@ -1,8 +1,8 @@
 /* A block's shared memory, and what its roles tell each other.
  *
  *   stages    3 x 48 KB   tiles of A and B, filled by the copy engine, read by the products
- *   staging   66 KB       a finished 128 x 256 tile in bf16, from the consumers to the store warps: rows where
- *                         they leave one by one (down), swizzled chunks of 64 columns where they leave as boxes
+ *   staging   66 KB       a finished 128 x 256 tile in bf16, from the consumers to the store warps:
+ * rows where they leave one by one (down), swizzled chunks of 64 columns where they leave as boxes
  *   control               barriers, the ring of tasks
  *   silu      14 KB       the middle of the table of silu, or of pairs of silu and its slope
  *
@@ -23,18 +23,20 @@ typedef struct sm90_control {
     uint64_t full[MOK_SM90_STAGES], empty[MOK_SM90_STAGES];
     uint64_t task_full[MOK_SM90_TASK_SLOTS], task_empty[MOK_SM90_TASK_SLOTS];
     uint64_t staged_full, staged_empty;
-    uint64_t gu_full; /* of backward: g and u of 128 columns lie in staging */
+    uint64_t gu_full;                       /* of backward: g and u of 128 columns lie in staging */
     uint64_t piece_full[MOK_SM90_COURIERS]; /* of dispatch */
-    uint32_t flag; /* a value that one thread tells the block */
+    uint32_t flag;                          /* a value that one thread tells the block */
     uint32_t last;
 } sm90_control;
 
 #define SM90_STAGING_OFFSET (MOK_SM90_STAGES * MOK_SM90_STAGE_BYTES)
 #define SM90_CONTROL_OFFSET (SM90_STAGING_OFFSET + MOK_SM90_STAGING_BYTES)
 #define SM90_SILU_OFFSET (SM90_CONTROL_OFFSET + (int)((sizeof(sm90_control) + 127) / 128 * 128))
-#define SM90_SHARED_BYTES (SM90_SILU_OFFSET + 2 * SM90_SLOPE_HALF * 2 * (int)sizeof(float)) /* the larger table */
+#define SM90_SHARED_BYTES                                                                          \
+    (SM90_SILU_OFFSET + 2 * SM90_SLOPE_HALF * 2 * (int)sizeof(float)) /* the larger table */
 
-/* The part of the table of silu that most values need: magnitudes in [2^-9, 8), then the same with a sign. */
+/* The part of the table of silu that most values need: magnitudes in [2^-9, 8), then the same with
+ * a sign. */
 #define SM90_SILU_FIRST (118 << 7) /* bf16 bits of 2^-9 */
 #define SM90_SILU_HALF (12 << 7)
 
@@ -42,7 +44,8 @@ typedef struct sm90_control {
 #define SM90_SLOPE_FIRST (122 << 7)
 #define SM90_SLOPE_HALF (7 << 7)
 
-static_assert(2 * SM90_SILU_HALF <= 4 * SM90_SLOPE_HALF, "forward's table fits where backward's does");
+static_assert(2 * SM90_SILU_HALF <= 4 * SM90_SLOPE_HALF,
+              "forward's table fits where backward's does");
 static_assert(SM90_SHARED_BYTES <= 232448, "what a block can have");
 
 static __device__ __forceinline__ sm90_control *sm90_control_of(unsigned char *shared)

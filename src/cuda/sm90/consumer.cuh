@@ -1,4 +1,5 @@
-/* A consumer warpgroup: products of 64 rows of a tile, K ascending, rounded to bf16 into staging. */
+/* A consumer warpgroup: products of 64 rows of a tile, K ascending, rounded to bf16 into staging.
+ */
 #ifndef MOK_CUDA_SM90_CONSUMER_CUH
 #define MOK_CUDA_SM90_CONSUMER_CUH
 
@@ -8,8 +9,8 @@
 #include "cuda/sm90/ptx/wgmma.cuh"
 #include "cuda/sm90/trace.cuh"
 
-/* One product group stays in flight: a stage goes back when the group after it has been issued. A chain of no
- * steps is zero. */
+/* One product group stays in flight: a stage goes back when the group after it has been issued. A
+ * chain of no steps is zero. */
 template <int a_transposed, int b_transposed>
 static __device__ __forceinline__ void sm90_chain(float (&d)[128], const sm90_control *control,
                                                   uint32_t stages, int group, int32_t k_steps,
@@ -20,15 +21,16 @@ static __device__ __forceinline__ void sm90_chain(float (&d)[128], const sm90_co
     for (int32_t k = 0; k < k_steps; k++) {
         const uint32_t at = stages + stage->slot * MOK_SM90_STAGE_BYTES;
         const uint32_t left = at + (uint32_t)group * 8192;
-        const uint64_t a = a_transposed ? wgmma_descriptor_transposed(left) : wgmma_descriptor(left);
+        const uint64_t a =
+            a_transposed ? wgmma_descriptor_transposed(left) : wgmma_descriptor(left);
         const uint64_t b = b_transposed ? wgmma_descriptor_transposed(at + SM90_B_OFFSET)
                                         : wgmma_descriptor(at + SM90_B_OFFSET);
         mbarrier_wait(ptx_shared_address(&control->full[stage->slot]), stage->parity);
         ptx_wgmma_fence();
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            ptx_wgmma_m64n256k16<a_transposed, b_transposed>(d, a + (a_transposed ? 128 : 2) * i,
-                                                             b + (b_transposed ? 128 : 2) * i, k | i);
+            ptx_wgmma_m64n256k16<a_transposed, b_transposed>(
+                d, a + (a_transposed ? 128 : 2) * i, b + (b_transposed ? 128 : 2) * i, k | i);
         }
         ptx_wgmma_commit();
         ptx_wgmma_wait<1>();
@@ -46,19 +48,21 @@ static __device__ __forceinline__ void sm90_chain(float (&d)[128], const sm90_co
 
 static __device__ __forceinline__ void sm90_stage_16(const float (&d)[128], int j, uint32_t to)
 {
-    ptx_stmatrix_x4(to, ptx_round_bf16x2(d[8 * j], d[8 * j + 1]), ptx_round_bf16x2(d[8 * j + 2], d[8 * j + 3]),
-                    ptx_round_bf16x2(d[8 * j + 4], d[8 * j + 5]), ptx_round_bf16x2(d[8 * j + 6], d[8 * j + 7]));
+    ptx_stmatrix_x4(
+        to, ptx_round_bf16x2(d[8 * j], d[8 * j + 1]), ptx_round_bf16x2(d[8 * j + 2], d[8 * j + 3]),
+        ptx_round_bf16x2(d[8 * j + 4], d[8 * j + 5]), ptx_round_bf16x2(d[8 * j + 6], d[8 * j + 7]));
 }
 
 /* A lane gives the address of 8 columns of one row: 16 columns a step. */
-static __device__ __forceinline__ void sm90_stage_tile(const float (&d)[128], uint32_t staging, int group,
-                                                       bool as_rows)
+static __device__ __forceinline__ void sm90_stage_tile(const float (&d)[128], uint32_t staging,
+                                                       int group, bool as_rows)
 {
     const int warp = threadIdx.x / 32 % 4;
     const int lane = threadIdx.x & 31;
     const int row = group * 64 + warp * 16 + (lane & 7) + ((lane >> 3) & 1) * 8;
     if (as_rows) {
-        const uint32_t to = staging + (uint32_t)row * MOK_SM90_STAGING_PITCH + (uint32_t)(lane >> 4) * 16;
+        const uint32_t to =
+            staging + (uint32_t)row * MOK_SM90_STAGING_PITCH + (uint32_t)(lane >> 4) * 16;
 #pragma unroll
         for (int j = 0; j < 16; j++) {
             sm90_stage_16(d, j, to + j * 32);
@@ -103,7 +107,8 @@ static __device__ __forceinline__ void sm90_consumer(const mok_sm90_pass &p, uns
         staged_parity ^= 1;
         if (traced) {
             sm90_trace(p, MOK_SM90_ROLE_CONSUMER, MOK_SM90_WORK, kind, block, col, began, done);
-            sm90_trace(p, MOK_SM90_ROLE_CONSUMER, MOK_SM90_WAIT, kind, block, col, done, sm90_clock());
+            sm90_trace(p, MOK_SM90_ROLE_CONSUMER, MOK_SM90_WAIT, kind, block, col, done,
+                       sm90_clock());
         }
         sm90_stage_tile(d, staging, group, kind == MOK_TASK_DOWN || kind == MOK_TASK_SHARED_DOWN);
         ptx_mbarrier_arrive(ptx_shared_address(&control->staged_full));

@@ -1,8 +1,8 @@
 /* The consumers of the backward pass: what they do with a finished tile of accumulators.
  *
- *   d_hidden   s in fp32 never leaves the registers: dg, du, hw and the router gradient's parts come from it
- *   dx         rounded into staging, rows leave by the store warps
- *   gradients  stored or added from the registers, 8 bytes a thread, whole sectors a quad
+ *   d_hidden   s in fp32 never leaves the registers: dg, du, hw and the router gradient's parts
+ * come from it dx         rounded into staging, rows leave by the store warps gradients  stored or
+ * added from the registers, 8 bytes a thread, whole sectors a quad
  *
  * Thread t of a warpgroup holds rows 16 w + l / 4 and + 8, columns 8 j + 2 (l % 4) and + 1. */
 #ifndef MOK_CUDA_SM90_CONSUMER_BACKWARD_CUH
@@ -23,11 +23,13 @@ static __device__ __forceinline__ void sm90_slopes_load(const mok_sm90_pass &p, 
 {
     const float2 *all = (const float2 *)(const void *)p.slopes;
     for (int i = threadIdx.x; i < 2 * SM90_SLOPE_HALF; i += MOK_SM90_THREADS) {
-        middle[i] = __ldg(all + i / SM90_SLOPE_HALF * 32768 + SM90_SLOPE_FIRST + i % SM90_SLOPE_HALF);
+        middle[i] =
+            __ldg(all + i / SM90_SLOPE_HALF * 32768 + SM90_SLOPE_FIRST + i % SM90_SLOPE_HALF);
     }
 }
 
-static __device__ __forceinline__ float2 sm90_silu_slope(const mok_sm90_pass &p, const float2 *middle, uint32_t g)
+static __device__ __forceinline__ float2 sm90_silu_slope(const mok_sm90_pass &p,
+                                                         const float2 *middle, uint32_t g)
 {
     const uint32_t at = (g & 0x7FFF) - SM90_SLOPE_FIRST;
     const bool inside = at < SM90_SLOPE_HALF;
@@ -36,7 +38,8 @@ static __device__ __forceinline__ float2 sm90_silu_slope(const mok_sm90_pass &p,
     return value;
 }
 
-static __device__ __forceinline__ sm90_slope sm90_slope_of(const mok_sm90_pass &p, const float2 *middle, float s,
+static __device__ __forceinline__ sm90_slope sm90_slope_of(const mok_sm90_pass &p,
+                                                           const float2 *middle, float s,
                                                            uint32_t g, uint32_t u, float w)
 {
     const float2 both = sm90_silu_slope(p, middle, g);
@@ -69,8 +72,10 @@ typedef struct sm90_row {
     bool stored; /* the buffer has it */
 } sm90_row;
 
-static __device__ __forceinline__ sm90_row sm90_row_of(const mok_sm90_pass &p, const mok_sm90_rank &mine,
-                                                       const mok_sm90_task &task, int row, int64_t inner)
+static __device__ __forceinline__ sm90_row sm90_row_of(const mok_sm90_pass &p,
+                                                       const mok_sm90_rank &mine,
+                                                       const mok_sm90_task &task, int row,
+                                                       int64_t inner)
 {
     const bool shared = task.kind == MOK_TASK_SHARED_D_HIDDEN;
     sm90_row out;
@@ -86,11 +91,14 @@ static __device__ __forceinline__ sm90_row sm90_row_of(const mok_sm90_pass &p, c
     return out;
 }
 
-/* g and u of 128 columns of the tile, into staging: boxes of 64 columns, g's two, then u's. One thread. */
-static __device__ __forceinline__ void sm90_fetch_gu(const CUtensorMap *maps, const mok_sm90_task &task,
-                                                     uint32_t staging, uint32_t barrier, int chunk)
+/* g and u of 128 columns of the tile, into staging: boxes of 64 columns, g's two, then u's. One
+ * thread. */
+static __device__ __forceinline__ void sm90_fetch_gu(const CUtensorMap *maps,
+                                                     const mok_sm90_task &task, uint32_t staging,
+                                                     uint32_t barrier, int chunk)
 {
-    const CUtensorMap *map = &maps[(task.kind == MOK_TASK_SHARED_D_HIDDEN ? MOK_BACK_MAPS : 0) + MOK_BACK_GU];
+    const CUtensorMap *map =
+        &maps[(task.kind == MOK_TASK_SHARED_D_HIDDEN ? MOK_BACK_MAPS : 0) + MOK_BACK_GU];
     ptx_mbarrier_arrive_expect(barrier, 4 * MOK_SM90_STAGING_CHUNK);
     for (int box = 0; box < 4; box++) {
         ptx_tma_load_4d(staging + box * MOK_SM90_STAGING_CHUNK, map, barrier,
@@ -99,9 +107,11 @@ static __device__ __forceinline__ void sm90_fetch_gu(const CUtensorMap *maps, co
 }
 
 /* Two columns of one row, and their terms of the router gradient. */
-static __device__ __forceinline__ void sm90_d_hidden_pair(const mok_sm90_pass &p, const float2 *middle, uint32_t g,
-                                                          uint32_t u, uint16_t *d, int64_t part, float w, float s0,
-                                                          float s1, float &term0, float &term1)
+static __device__ __forceinline__ void sm90_d_hidden_pair(const mok_sm90_pass &p,
+                                                          const float2 *middle, uint32_t g,
+                                                          uint32_t u, uint16_t *d, int64_t part,
+                                                          float w, float s0, float s1, float &term0,
+                                                          float &term1)
 {
     const sm90_slope low = sm90_slope_of(p, middle, s0, g & 0xFFFF, u & 0xFFFF, w);
     const sm90_slope high = sm90_slope_of(p, middle, s1, g >> 16, u >> 16, w);
@@ -112,8 +122,8 @@ static __device__ __forceinline__ void sm90_d_hidden_pair(const mok_sm90_pass &p
     term1 = high.product;
 }
 
-/* The tree of a row's chunk of 128 columns: distances 64 to 8 lie in this thread's registers, 4 and 2 across the
- * quad, 1 in the pair. */
+/* The tree of a row's chunk of 128 columns: distances 64 to 8 lie in this thread's registers, 4 and
+ * 2 across the quad, 1 in the pair. */
 static __device__ __forceinline__ float sm90_router_tree(float (&terms)[32])
 {
 #pragma unroll
@@ -134,12 +144,12 @@ static __device__ __forceinline__ float sm90_router_tree(float (&terms)[32])
     return mok_f32_canonical(__fadd_rn(terms[0], terms[1]));
 }
 
-/* 128 columns of one of this thread's rows. The accumulators are only read: were they written here, the compiler
- * would serialise the products. */
+/* 128 columns of one of this thread's rows. The accumulators are only read: were they written here,
+ * the compiler would serialise the products. */
 template <int chunk, int half>
-static __device__ __forceinline__ void sm90_d_hidden_row(const mok_sm90_pass &p, const mok_sm90_rank &mine,
-                                                         const mok_sm90_task &task, const unsigned char *shared,
-                                                         const float (&d)[128], int row)
+static __device__ __forceinline__ void
+sm90_d_hidden_row(const mok_sm90_pass &p, const mok_sm90_rank &mine, const mok_sm90_task &task,
+                  const unsigned char *shared, const float (&d)[128], int row)
 {
     const bool shared_expert = task.kind == MOK_TASK_SHARED_D_HIDDEN;
     const int64_t inner = shared_expert ? mine.shape.shared_inner : mine.shape.inner;
@@ -154,11 +164,13 @@ static __device__ __forceinline__ void sm90_d_hidden_row(const mok_sm90_pass &p,
     for (int j = 0; j < 16; j++) {
         terms[2 * j] = terms[2 * j + 1] = 0.0f; /* columns past the end count as +0 */
         if (chunk * 128 + 8 * j < task.cols && at.stored) {
-            const unsigned char *gu = from + j / 8 * MOK_SM90_STAGING_CHUNK + (((j % 8) ^ (lane >> 2)) << 4);
+            const unsigned char *gu =
+                from + j / 8 * MOK_SM90_STAGING_CHUNK + (((j % 8) ^ (lane >> 2)) << 4);
             const uint32_t g = *(const uint32_t *)(const void *)gu;
             const uint32_t u = *(const uint32_t *)(const void *)(gu + 2 * MOK_SM90_STAGING_CHUNK);
-            sm90_d_hidden_pair(p, middle, g, u, to + 8 * j, part, at.w, d[chunk * 64 + 4 * j + 2 * half],
-                               d[chunk * 64 + 4 * j + 2 * half + 1], terms[2 * j], terms[2 * j + 1]);
+            sm90_d_hidden_pair(
+                p, middle, g, u, to + 8 * j, part, at.w, d[chunk * 64 + 4 * j + 2 * half],
+                d[chunk * 64 + 4 * j + 2 * half + 1], terms[2 * j], terms[2 * j + 1]);
         }
     }
     if (shared_expert) {
@@ -171,9 +183,10 @@ static __device__ __forceinline__ void sm90_d_hidden_row(const mok_sm90_pass &p,
     }
 }
 
-/* The first 128 columns of g and u were fetched while the products ran; the others follow through the same
- * memory when both groups have read it. */
-static __device__ __forceinline__ void sm90_d_hidden(const mok_sm90_pass &p, int32_t rank, const mok_sm90_task &task,
+/* The first 128 columns of g and u were fetched while the products ran; the others follow through
+ * the same memory when both groups have read it. */
+static __device__ __forceinline__ void sm90_d_hidden(const mok_sm90_pass &p, int32_t rank,
+                                                     const mok_sm90_task &task,
                                                      unsigned char *shared, sm90_control *control,
                                                      const float (&d)[128], int group)
 {
@@ -186,7 +199,8 @@ static __device__ __forceinline__ void sm90_d_hidden(const mok_sm90_pass &p, int
     ptx_fence_proxy_async();
     ptx_bar_sync<4, SM90_CONSUMER_THREADS>();
     if (threadIdx.x == 128) {
-        sm90_fetch_gu(p.map[rank], task, ptx_shared_address(shared + SM90_STAGING_OFFSET), barrier, 1);
+        sm90_fetch_gu(p.map[rank], task, ptx_shared_address(shared + SM90_STAGING_OFFSET), barrier,
+                      1);
     }
     mbarrier_wait(barrier, 1);
     sm90_d_hidden_row<1, 0>(p, mine, task, shared, d, first);
@@ -196,7 +210,8 @@ static __device__ __forceinline__ void sm90_d_hidden(const mok_sm90_pass &p, int
 
 /* ---- Weight gradients ---- */
 
-static __device__ __forceinline__ void sm90_store_gradient(const mok_sm90_rank &mine, const mok_sm90_task &task,
+static __device__ __forceinline__ void sm90_store_gradient(const mok_sm90_rank &mine,
+                                                           const mok_sm90_task &task,
                                                            const float (&d)[128], int group)
 {
     const bool shared = task.kind >= MOK_TASK_SHARED_WGRAD_GATE;
@@ -212,8 +227,9 @@ static __device__ __forceinline__ void sm90_store_gradient(const mok_sm90_rank &
         if (row >= task.row_count) {
             continue;
         }
-        const int64_t at = task.expert * grad.expert_stride + (int64_t)(task.store_row + row) * grad.row_stride +
-                           task.col + 2 * (threadIdx.x & 3);
+        const int64_t at = task.expert * grad.expert_stride +
+                           (int64_t)(task.store_row + row) * grad.row_stride + task.col +
+                           2 * (threadIdx.x & 3);
 #pragma unroll
         for (int j = 0; j < 32; j++) {
             if (8 * j >= task.cols) {
@@ -222,7 +238,8 @@ static __device__ __forceinline__ void sm90_store_gradient(const mok_sm90_rank &
             const float low = task.k_steps > 0 ? d[4 * j + 2 * half] : 0.0f;
             const float high = task.k_steps > 0 ? d[4 * j + 2 * half + 1] : 0.0f;
             if (grad.is_bf16 != 0) {
-                *(uint32_t *)(void *)((uint16_t *)grad.data + at + 8 * j) = ptx_round_bf16x2(low, high);
+                *(uint32_t *)(void *)((uint16_t *)grad.data + at + 8 * j) =
+                    ptx_round_bf16x2(low, high);
                 continue;
             }
             float2 *to = (float2 *)(void *)((float *)grad.data + at + 8 * j);
@@ -240,8 +257,8 @@ static __device__ __forceinline__ void sm90_store_gradient(const mok_sm90_rank &
 /* ---- The role ---- */
 
 static __device__ __forceinline__ void sm90_consumer_backward(const mok_sm90_pass &p, int32_t rank,
-                                                              unsigned char *shared, sm90_control *control,
-                                                              int group)
+                                                              unsigned char *shared,
+                                                              sm90_control *control, int group)
 {
     const mok_sm90_rank &mine = p.rank[rank];
     const bool traced = p.trace != NULL && threadIdx.x == 128;
@@ -274,7 +291,8 @@ static __device__ __forceinline__ void sm90_consumer_backward(const mok_sm90_pas
             sm90_chain<1, 1>(d, control, stages, group, task.k_steps, &stage);
         }
         if (traced) {
-            sm90_trace(p, MOK_SM90_ROLE_CONSUMER, MOK_SM90_WORK, task.kind, task.block, task.col, began, sm90_clock());
+            sm90_trace(p, MOK_SM90_ROLE_CONSUMER, MOK_SM90_WORK, task.kind, task.block, task.col,
+                       began, sm90_clock());
             began = sm90_clock();
         }
         mbarrier_wait(ptx_shared_address(&control->staged_empty), staged_parity);
@@ -287,7 +305,8 @@ static __device__ __forceinline__ void sm90_consumer_backward(const mok_sm90_pas
             sm90_store_gradient(mine, task, d, group);
         }
         if (traced) { /* waiting for staging, and what followed the products */
-            sm90_trace(p, MOK_SM90_ROLE_CONSUMER, MOK_SM90_WAIT, task.kind, task.block, task.col, began, sm90_clock());
+            sm90_trace(p, MOK_SM90_ROLE_CONSUMER, MOK_SM90_WAIT, task.kind, task.block, task.col,
+                       began, sm90_clock());
         }
         ptx_mbarrier_arrive(ptx_shared_address(&control->staged_full));
         if (group == 0) {

@@ -1,4 +1,5 @@
-/* What a producer loads for a task: one struct of operands and one way of filling a stage for each pass.
+/* What a producer loads for a task: one struct of operands and one way of filling a stage for each
+ * pass.
  *
  *   stage   A 16 KB: 128 rows of 64, or, for weight gradients, two boxes of 64 columns x 64 rows
  *           B 32 KB: 256 rows of 64, or four boxes of 64 columns x 64 rows
@@ -21,7 +22,8 @@ template <> struct sm90_feed<MOK_PASS_FORWARD> {
     const CUtensorMap *a, *b0, *b1; /* b1 is NULL where b0 gives all 256 rows */
     int32_t a_row, b_row, expert;
 
-    static __device__ __forceinline__ sm90_feed make(const CUtensorMap *maps, const mok_sm90_task *task)
+    static __device__ __forceinline__ sm90_feed make(const CUtensorMap *maps,
+                                                     const mok_sm90_task *task)
     {
         sm90_feed feed;
         feed.a_row = task->store_row;
@@ -63,17 +65,18 @@ template <> struct sm90_feed<MOK_PASS_FORWARD> {
     }
 };
 
-/* Backward. d_hidden: rows of dy, columns of down. dx: rows of dg, then of du; columns of gate, then of up. Weight
- * gradients: columns of two matrices whose rows are the contraction. */
+/* Backward. d_hidden: rows of dy, columns of down. dx: rows of dg, then of du; columns of gate,
+ * then of up. Weight gradients: columns of two matrices whose rows are the contraction. */
 template <> struct sm90_feed<MOK_PASS_BACKWARD> {
     const CUtensorMap *a, *b0, *b1; /* b1: of the second half of the steps */
-    int32_t a_at, b_at;             /* row of A, or (weight gradients) its first column; first column of B */
-    int32_t row;                    /* weight gradients: where the contraction begins */
-    int32_t batch;                  /* expert, or lane */
-    int32_t a_part, b_part, half;   /* steps of the first half */
+    int32_t a_at, b_at; /* row of A, or (weight gradients) its first column; first column of B */
+    int32_t row;        /* weight gradients: where the contraction begins */
+    int32_t batch;      /* expert, or lane */
+    int32_t a_part, b_part, half; /* steps of the first half */
     bool transposed;
 
-    static __device__ __forceinline__ sm90_feed make(const CUtensorMap *maps, const mok_sm90_task *task)
+    static __device__ __forceinline__ sm90_feed make(const CUtensorMap *maps,
+                                                     const mok_sm90_task *task)
     {
         const bool shared = task->kind >= MOK_TASK_SHARED_GATE_UP;
         const CUtensorMap *mine = maps + (shared ? MOK_BACK_MAPS : 0);

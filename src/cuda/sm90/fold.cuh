@@ -1,9 +1,9 @@
 /* The end of a pass: ranks meet, then every owner sums its tokens' slots, ascending.
  *
- * Rank barrier: the last block of a rank to finish stores the new epoch into the rank's place in every
- * peer's slots; all blocks wait for their own rank's slots. A block's slot writes are released by its add
- * to `done`, gathered by the last block's acquire, and passed on by its store-release: so they are visible
- * to whoever has acquired the slot. */
+ * Rank barrier: the last block of a rank to finish stores the new epoch into the rank's place in
+ * every peer's slots; all blocks wait for their own rank's slots. A block's slot writes are
+ * released by its add to `done`, gathered by the last block's acquire, and passed on by its
+ * store-release: so they are visible to whoever has acquired the slot. */
 #ifndef MOK_CUDA_SM90_FOLD_CUH
 #define MOK_CUDA_SM90_FOLD_CUH
 
@@ -36,7 +36,8 @@ static __device__ bool sm90_rank_barrier(const mok_sm90_pass &p, int32_t rank, u
 #define SM90_FOLD_SLOTS 8 /* slots whose loads are in flight together, */
 #define SM90_FOLD_SPANS 2 /* in so many spans of 256 columns */
 
-static __device__ __forceinline__ void sm90_fold_start(float (&acc)[8], const mok_sm90_rank &mine, int64_t at)
+static __device__ __forceinline__ void sm90_fold_start(float (&acc)[8], const mok_sm90_rank &mine,
+                                                       int64_t at)
 {
     uint4 part = {0, 0, 0, 0};
     if (mine.shape.shared_inner > 0) {
@@ -58,7 +59,8 @@ static __device__ __forceinline__ float sm90_fold_one(float acc, float w, uint32
 }
 
 template <int pass>
-static __device__ __forceinline__ void sm90_fold_add(float (&acc)[8], const uint4 &y, float w, bool live)
+static __device__ __forceinline__ void sm90_fold_add(float (&acc)[8], const uint4 &y, float w,
+                                                     bool live)
 {
     const uint32_t word[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
@@ -70,11 +72,12 @@ static __device__ __forceinline__ void sm90_fold_add(float (&acc)[8], const uint
     }
 }
 
-/* A lane's columns of one token from `col` on, 8 in each span: acc = shared, then fma (forward) or add
- * (backward) over the live slots. All
- * loads come before the first use; what a masked slot holds is read, not used. */
+/* A lane's columns of one token from `col` on, 8 in each span: acc = shared, then fma (forward) or
+ * add (backward) over the live slots. All loads come before the first use; what a masked slot holds
+ * is read, not used. */
 template <int pass>
-static __device__ __forceinline__ void sm90_fold_columns(const mok_sm90_rank &mine, int64_t token, int col)
+static __device__ __forceinline__ void sm90_fold_columns(const mok_sm90_rank &mine, int64_t token,
+                                                         int col)
 {
     const int hidden = (int)mine.shape.hidden;
     const int slots = (int)mine.shape.slots;
@@ -82,23 +85,28 @@ static __device__ __forceinline__ void sm90_fold_columns(const mok_sm90_rank &mi
     float acc[SM90_FOLD_SPANS][8];
 #pragma unroll
     for (int s = 0; s < SM90_FOLD_SPANS; s++) {
-        sm90_fold_start(acc[s], mine, token * hidden + (col + s * 256 < hidden ? col + s * 256 : col));
+        sm90_fold_start(acc[s], mine,
+                        token * hidden + (col + s * 256 < hidden ? col + s * 256 : col));
     }
     for (int first = 0; first < slots; first += SM90_FOLD_SLOTS) {
         uint4 y[SM90_FOLD_SPANS][SM90_FOLD_SLOTS];
 #pragma unroll
         for (int i = 0; i < SM90_FOLD_SLOTS; i++) {
-            const uint16_t *row = rows + (int64_t)(first + i < slots ? first + i : slots - 1) * hidden;
+            const uint16_t *row =
+                rows + (int64_t)(first + i < slots ? first + i : slots - 1) * hidden;
 #pragma unroll
             for (int s = 0; s < SM90_FOLD_SPANS; s++) {
-                y[s][i] = __ldcs((const uint4 *)(const void *)(row + (col + s * 256 < hidden ? col + s * 256 : col)));
+                y[s][i] = __ldcs(
+                    (const uint4 *)(const void *)(row +
+                                                  (col + s * 256 < hidden ? col + s * 256 : col)));
             }
         }
 #pragma unroll
         for (int i = 0; i < SM90_FOLD_SLOTS; i++) {
             const int slot = first + i < slots ? first + i : slots - 1;
-            const float w =
-                pass == MOK_PASS_FORWARD ? mine.router_weights[token * mine.router_stride + slot] : 1.0f;
+            const float w = pass == MOK_PASS_FORWARD
+                                ? mine.router_weights[token * mine.router_stride + slot]
+                                : 1.0f;
             const bool live = first + i < slots && mine.routes[token * slots + slot] >= 0;
 #pragma unroll
             for (int s = 0; s < SM90_FOLD_SPANS; s++) {
@@ -109,8 +117,9 @@ static __device__ __forceinline__ void sm90_fold_columns(const mok_sm90_rank &mi
 #pragma unroll
     for (int s = 0; s < SM90_FOLD_SPANS; s++) {
         if (col + s * 256 < hidden) {
-            const uint4 out = {ptx_round_bf16x2(acc[s][0], acc[s][1]), ptx_round_bf16x2(acc[s][2], acc[s][3]),
-                               ptx_round_bf16x2(acc[s][4], acc[s][5]), ptx_round_bf16x2(acc[s][6], acc[s][7])};
+            const uint4 out = {
+                ptx_round_bf16x2(acc[s][0], acc[s][1]), ptx_round_bf16x2(acc[s][2], acc[s][3]),
+                ptx_round_bf16x2(acc[s][4], acc[s][5]), ptx_round_bf16x2(acc[s][6], acc[s][7])};
             *(uint4 *)(void *)(mine.out + token * mine.out_stride + col + s * 256) = out;
         }
     }
@@ -118,15 +127,18 @@ static __device__ __forceinline__ void sm90_fold_columns(const mok_sm90_rank &mi
 
 /* A warp takes a token. In backward, masked slots get their zero here: no row brings them one. */
 template <int pass>
-static __device__ __noinline__ void sm90_fold(const mok_sm90_rank &mine, int32_t local, int32_t blocks)
+static __device__ __noinline__ void sm90_fold(const mok_sm90_rank &mine, int32_t local,
+                                              int32_t blocks)
 {
     const int warps = MOK_SM90_THREADS / 32;
     const int hidden = (int)mine.shape.hidden;
-    for (int64_t token = local * warps + threadIdx.x / 32; token < mine.tokens; token += blocks * warps) {
+    for (int64_t token = local * warps + threadIdx.x / 32; token < mine.tokens;
+         token += blocks * warps) {
         for (int col = (threadIdx.x & 31) * 8; col < hidden; col += 256 * SM90_FOLD_SPANS) {
             sm90_fold_columns<pass>(mine, token, col);
         }
-        for (int slot = threadIdx.x & 31; pass == MOK_PASS_BACKWARD && slot < mine.shape.slots; slot += 32) {
+        for (int slot = threadIdx.x & 31; pass == MOK_PASS_BACKWARD && slot < mine.shape.slots;
+             slot += 32) {
             if (mine.routes[token * mine.shape.slots + slot] < 0) {
                 mine.d_router[token * mine.d_router_stride + slot] = 0.0f;
             }
@@ -134,13 +146,15 @@ static __device__ __noinline__ void sm90_fold(const mok_sm90_rank &mine, int32_t
     }
 }
 
-/* The last block to leave puts everything back to where the next launch, or a replayed graph, begins. */
+/* The last block to leave puts everything back to where the next launch, or a replayed graph,
+ * begins. */
 static __device__ void sm90_leave(const mok_sm90_pass &p, const mok_sm90_rank &mine, uint32_t epoch,
                                   sm90_control *control)
 {
     __syncthreads();
     if (threadIdx.x == 0) {
-        control->last = ptx_add_acq_rel_sys(mine.left, 1) == (uint32_t)p.blocks_per_rank - 1 ? 1u : 0u;
+        control->last =
+            ptx_add_acq_rel_sys(mine.left, 1) == (uint32_t)p.blocks_per_rank - 1 ? 1u : 0u;
     }
     __syncthreads();
     if (control->last == 0u) {

@@ -1,4 +1,5 @@
-/* The forward megakernel: dispatch, products, SwiGLU, combine and fold of every virtual rank in one launch. */
+/* The forward megakernel: dispatch, products, SwiGLU, combine and fold of every virtual rank in one
+ * launch. */
 #include "cuda/sm90/consumer.cuh"
 #include "cuda/sm90/pass.cuh"
 #include "cuda/sm90/producer.cuh"
@@ -10,8 +11,8 @@ template <> struct sm90_roles<MOK_PASS_FORWARD> {
         sm90_silu_load(p, (float *)(void *)(shared + SM90_SILU_OFFSET));
     }
 
-    static __device__ __forceinline__ void run(const mok_sm90_pass &p, int32_t rank, unsigned char *shared,
-                                               sm90_control *control)
+    static __device__ __forceinline__ void run(const mok_sm90_pass &p, int32_t rank,
+                                               unsigned char *shared, sm90_control *control)
     {
         const int group = threadIdx.x / 128;
         if (group == 0) {
@@ -22,7 +23,8 @@ template <> struct sm90_roles<MOK_PASS_FORWARD> {
                 sm90_stores<MOK_PASS_FORWARD>(p, rank, shared, control);
             }
             __syncwarp();
-            ptx_registers_raise<168>(); /* the fold is compiled for what the launch gave each thread */
+            ptx_registers_raise<168>(); /* the fold is compiled for what the launch gave each thread
+                                         */
         } else {
             ptx_registers_raise<200>();
             sm90_consumer(p, shared, control, group - 1);

@@ -6,12 +6,15 @@
 
 #include "plan/tasks.h"
 
-#define MOK_SM90_MAX_RANKS 8 /* virtual ranks of one launch: their tensor maps are kernel parameters */
+#define MOK_SM90_MAX_RANKS                                                                         \
+    8 /* virtual ranks of one launch: their tensor maps are kernel parameters */
 #define MOK_SM90_THREADS 384
 #define MOK_SM90_STAGES 3
 #define MOK_SM90_STAGE_BYTES 49152 /* A 128 x 64 and B 256 x 64, bf16 */
-#define MOK_SM90_STAGING_PITCH 528 /* a row of 256 bf16 and 16 bytes, so that rows fall on other banks */
-#define MOK_SM90_STAGING_CHUNK 16384 /* or: 128 rows of 64 bf16 with the 128-byte swizzle, four of them */
+#define MOK_SM90_STAGING_PITCH                                                                     \
+    528 /* a row of 256 bf16 and 16 bytes, so that rows fall on other banks */
+#define MOK_SM90_STAGING_CHUNK                                                                     \
+    16384 /* or: 128 rows of 64 bf16 with the 128-byte swizzle, four of them */
 #define MOK_SM90_STAGING_BYTES (128 * MOK_SM90_STAGING_PITCH)
 #define MOK_SM90_TASK_SLOTS 4
 #define MOK_SM90_COURIERS 48 /* threads of a dispatching block that carry rows */
@@ -36,9 +39,9 @@ typedef enum mok_sm90_map {
     MOK_MAP_SHARED_DOWN
 } mok_sm90_map;
 
-/* Maps of the backward pass: the routed ones, then the same of the shared expert. All have four axes, columns,
- * rows, batch and part. Operands whose contraction runs along rows are read in boxes of 64 x 64 and transposed
- * by the product; the batch of the shared ones is the token lane. */
+/* Maps of the backward pass: the routed ones, then the same of the shared expert. All have four
+ * axes, columns, rows, batch and part. Operands whose contraction runs along rows are read in boxes
+ * of 64 x 64 and transposed by the product; the batch of the shared ones is the token lane. */
 typedef enum mok_sm90_back_map {
     MOK_BACK_DY = 0, /* [rows, H], box 64 x 128 */
     MOK_BACK_D,      /* [3, rows, I]: dg, du, hw, box 64 x 128 */
@@ -54,9 +57,9 @@ typedef enum mok_sm90_back_map {
 
 #define MOK_SM90_MAPS (2 * MOK_BACK_MAPS) /* of a rank, either pass */
 
-/* A task as the kernels take it: a product tile, or a row block to dispatch. plan.cu writes the lists once a
- * schedule from plan/tasks.h, since a block's single producer thread would need longer for the divisions of
- * one task than the products of a tile take. */
+/* A task as the kernels take it: a product tile, or a row block to dispatch. plan.cu writes the
+ * lists once a schedule from plan/tasks.h, since a block's single producer thread would need longer
+ * for the divisions of one task than the products of a tile take. */
 typedef struct mok_sm90_task {
     int32_t kind;       /* mok_task_kind, or MOK_SM90_STOP */
     int32_t block;      /* row block, or block of tokens */
@@ -114,15 +117,15 @@ typedef struct mok_sm90_rank {
     float *router_part; /* [ring, ceil(I / 128)] */
     float *d_router;    /* [T, K] */
     int64_t d_router_stride;
-    int64_t lanes; /* of the shared expert's weight gradients */
+    int64_t lanes;         /* of the shared expert's weight gradients */
     mok_sm90_grad grad[6]; /* gate, up, down; then the shared ones, a lane as an expert */
     /* both */
     mok_sm90_list list;
     uint32_t *counters;     /* MOK_COUNTERS rows of the plan */
     uint32_t *next_compute; /* the next number of the compute list */
     uint32_t *done, *left;  /* blocks that have finished computing, and that have left the kernel */
-    uint32_t *epoch;        /* of the rank barrier; lives here so that a replayed graph goes on counting */
-    uint32_t *slot;         /* [R] */
+    uint32_t *epoch; /* of the rank barrier; lives here so that a replayed graph goes on counting */
+    uint32_t *slot;  /* [R] */
 } mok_sm90_rank;
 
 /* What went wrong, as a mok_status. */
@@ -223,8 +226,9 @@ typedef struct mok_sm90_schedule {
     int32_t ranks, experts, slots;
     int32_t wide; /* routes are i64 */
     int32_t chunk_begin[MOK_SM90_MAX_RANKS + 1];
-    uint32_t *chunk_count; /* [E, chunks]: routes of an expert in a chunk, then in all chunks before it */
-    uint32_t *total;       /* [E] */
+    uint32_t *
+        chunk_count; /* [E, chunks]: routes of an expert in a chunk, then in all chunks before it */
+    uint32_t *total; /* [E] */
     uint32_t *abort;
     mok_sm90_fault *fault;
     mok_sm90_schedule_rank rank[MOK_SM90_MAX_RANKS];

@@ -1,9 +1,9 @@
 /* The body of both megakernels.
  *
- * The grid is cut into R equal parts, one block an SM. A rank's first comm_blocks blocks begin with the
- * communication list and join the computing blocks when it is done. Each computing block splits into a producer
- * thread, three store warps and two consumer warpgroups; then all blocks meet and fold. `role` is the pass's
- * sequence of roles. */
+ * The grid is cut into R equal parts, one block an SM. A rank's first comm_blocks blocks begin with
+ * the communication list and join the computing blocks when it is done. Each computing block splits
+ * into a producer thread, three store warps and two consumer warpgroups; then all blocks meet and
+ * fold. `role` is the pass's sequence of roles. */
 #ifndef MOK_CUDA_SM90_PASS_CUH
 #define MOK_CUDA_SM90_PASS_CUH
 
@@ -11,9 +11,11 @@
 #include "cuda/sm90/fold.cuh"
 #include "cuda/sm90/trace.cuh"
 
-template <int pass> struct sm90_roles; /* load: a table into shared memory; run: a computing block */
+template <int pass>
+struct sm90_roles; /* load: a table into shared memory; run: a computing block */
 
-template <int pass> static __device__ __forceinline__ void sm90_pass(const mok_sm90_pass &p, unsigned char *shared)
+template <int pass>
+static __device__ __forceinline__ void sm90_pass(const mok_sm90_pass &p, unsigned char *shared)
 {
     sm90_control *control = sm90_control_of(shared);
     const int32_t rank = (int32_t)blockIdx.x / p.blocks_per_rank;
@@ -39,8 +41,10 @@ template <int pass> static __device__ __forceinline__ void sm90_pass(const mok_s
         const int64_t met = sm90_clock();
         sm90_fold<pass>(mine, local, p.blocks_per_rank);
         if (threadIdx.x == 0) {
-            sm90_trace(p, MOK_SM90_ROLE_COMM, MOK_SM90_BARRIER, MOK_TASK_FOLD, -1, 0, computed, met);
-            sm90_trace(p, MOK_SM90_ROLE_COMM, MOK_SM90_FOLD, MOK_TASK_FOLD, -1, 0, met, sm90_clock());
+            sm90_trace(p, MOK_SM90_ROLE_COMM, MOK_SM90_BARRIER, MOK_TASK_FOLD, -1, 0, computed,
+                       met);
+            sm90_trace(p, MOK_SM90_ROLE_COMM, MOK_SM90_FOLD, MOK_TASK_FOLD, -1, 0, met,
+                       sm90_clock());
             sm90_trace_mark(p, 1);
         }
     }

@@ -1,11 +1,12 @@
 /* The lists of a rank's tasks, from the pure functions of plan/tasks.h: a thread a task.
  *
- * Runs once a schedule, when the counts of rows are known on the device. A task's record also holds what would
- * need the schedule's tables: the expert of its rows and how many of them are live. */
+ * Runs once a schedule, when the counts of rows are known on the device. A task's record also holds
+ * what would need the schedule's tables: the expert of its rows and how many of them are live. */
 #include "cuda/sm90/params.h"
 #include "cuda/sm90/wait.cuh"
 
-static_assert(sizeof(mok_sm90_task) == MOK_SM90_TASK_BYTES, "records are loaded 16 bytes at a time");
+static_assert(sizeof(mok_sm90_task) == MOK_SM90_TASK_BYTES,
+              "records are loaded 16 bytes at a time");
 
 static __device__ __forceinline__ int32_t at_most(int64_t value, int64_t limit)
 {
@@ -18,8 +19,8 @@ static __device__ bool is_shared(int32_t kind)
 }
 
 /* A tile of rows: which ones, and whose weights they meet. */
-static __device__ void place_rows(mok_sm90_task *to, const mok_sm90_schedule_rank &mine, const mok_plan *plan,
-                                  const mok_task *task)
+static __device__ void place_rows(mok_sm90_task *to, const mok_sm90_schedule_rank &mine,
+                                  const mok_plan *plan, const mok_task *task)
 {
     const int64_t first = task->block * 128;
     to->source_row = (int32_t)first;
@@ -31,18 +32,20 @@ static __device__ void place_rows(mok_sm90_task *to, const mok_sm90_schedule_ran
     }
     to->expert = mine.block_expert[task->block];
     to->store_row = (int32_t)((task->block - mok_macro_begin(plan, task->macro)) * 128);
-    to->row_count = at_most(mine.segment_begin[to->expert] + mine.segment_count[to->expert] - first, 128);
+    to->row_count =
+        at_most(mine.segment_begin[to->expert] + mine.segment_count[to->expert] - first, 128);
 }
 
 /* gate/up, down, d_hidden, dx. */
-static __device__ void tile_of_rows(mok_sm90_task *to, const mok_sm90_schedule_rank &mine, const mok_plan *plan,
-                                    const mok_task *task)
+static __device__ void tile_of_rows(mok_sm90_task *to, const mok_sm90_schedule_rank &mine,
+                                    const mok_plan *plan, const mok_task *task)
 {
     const mok_shape *shape = &mine.shape;
     const int64_t inner = is_shared(task->kind) ? shape->shared_inner : shape->inner;
     const bool to_hidden = task->kind == MOK_TASK_DOWN || task->kind == MOK_TASK_SHARED_DOWN ||
                            task->kind == MOK_TASK_DX || task->kind == MOK_TASK_SHARED_DX;
-    const bool twice = task->kind == MOK_TASK_DX || task->kind == MOK_TASK_SHARED_DX; /* dg, then du */
+    const bool twice =
+        task->kind == MOK_TASK_DX || task->kind == MOK_TASK_SHARED_DX; /* dg, then du */
     const int64_t outputs = to_hidden ? shape->hidden : inner;
     const int64_t step = to_hidden ? shape->hidden_cols : shape->inner_cols;
     to->k_steps = (int32_t)mok_blocks_of(to_hidden ? inner : shape->hidden, 64) * (twice ? 2 : 1);
@@ -51,7 +54,8 @@ static __device__ void tile_of_rows(mok_sm90_task *to, const mok_sm90_schedule_r
     place_rows(to, mine, plan, task);
 }
 
-/* A tile of a weight gradient: store_row is its first row, source_row where its contraction begins. */
+/* A tile of a weight gradient: store_row is its first row, source_row where its contraction begins.
+ */
 static __device__ void tile_of_gradient(mok_sm90_task *to, const mok_sm90_schedule_rank &mine,
                                         const mok_task *task)
 {
@@ -72,7 +76,8 @@ static __device__ void tile_of_gradient(mok_sm90_task *to, const mok_sm90_schedu
     to->k_steps = (int32_t)mok_blocks_of(contraction, 64);
 }
 
-static __device__ mok_sm90_task record_of(const mok_sm90_schedule_rank &mine, const mok_plan *plan, int64_t idx)
+static __device__ mok_sm90_task record_of(const mok_sm90_schedule_rank &mine, const mok_plan *plan,
+                                          int64_t idx)
 {
     const mok_task task = mok_task_at(plan, idx);
     mok_sm90_task to;
@@ -96,7 +101,8 @@ static __device__ mok_sm90_task record_of(const mok_sm90_schedule_rank &mine, co
         to.wait_value[i] = i < task.wait_count ? task.wait_value[i] : 0;
     }
     if (task.kind == MOK_TASK_GATE_UP || task.kind == MOK_TASK_D_HIDDEN) {
-        to.wait_value[0] *= MOK_SM90_COURIERS; /* the row block's dispatch: each courier raises it once */
+        to.wait_value[0] *=
+            MOK_SM90_COURIERS; /* the row block's dispatch: each courier raises it once */
     }
     for (int i = 0; i < MOK_TASK_MAX_RAISES; i++) {
         to.raise_idx[i] = i < task.raise_count ? (int32_t)task.raise_idx[i] : -1;
@@ -105,8 +111,8 @@ static __device__ mok_sm90_task record_of(const mok_sm90_schedule_rank &mine, co
     return to;
 }
 
-static __device__ void write_list(mok_sm90_task *out, const mok_sm90_schedule_rank &mine, const mok_plan *plan,
-                                  int64_t count)
+static __device__ void write_list(mok_sm90_task *out, const mok_sm90_schedule_rank &mine,
+                                  const mok_plan *plan, int64_t count)
 {
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t idx = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; idx < count; idx += step) {
@@ -122,7 +128,8 @@ extern "C" __global__ void __launch_bounds__(128)
     if (*(volatile uint32_t *)p.abort != 0) {
         return;
     }
-    mok_plan compute = mok_plan_make(MOK_PASS_FORWARD, &mine.shape, *mine.row_count / 128, mine.tokens, 0);
+    mok_plan compute =
+        mok_plan_make(MOK_PASS_FORWARD, &mine.shape, *mine.row_count / 128, mine.tokens, 0);
     compute.fused_combine = true;
     mok_plan comm = compute;
     compute.list_comm = false;
@@ -148,14 +155,20 @@ extern "C" __global__ void __launch_bounds__(128)
     const int64_t ring = mine.shape.macro_blocks * 128;
     if (*mine.row_count > ring) {
         if (blockIdx.x == 0 && threadIdx.x == 0) {
-            const mok_sm90_fault bad = {MOK_SM90_FAULT_CAPACITY, (int32_t)blockIdx.y, (int32_t)blockIdx.y,
-                                        MOK_SM90_PHASE_BACKWARD, -1, 0, *mine.row_count, ring};
+            const mok_sm90_fault bad = {MOK_SM90_FAULT_CAPACITY,
+                                        (int32_t)blockIdx.y,
+                                        (int32_t)blockIdx.y,
+                                        MOK_SM90_PHASE_BACKWARD,
+                                        -1,
+                                        0,
+                                        *mine.row_count,
+                                        ring};
             sm90_report(p.abort, p.fault, bad);
         }
         return;
     }
-    mok_plan plan =
-        mok_plan_make(MOK_PASS_BACKWARD, &mine.shape, *mine.row_count / 128, mine.tokens, mine.lanes);
+    mok_plan plan = mok_plan_make(MOK_PASS_BACKWARD, &mine.shape, *mine.row_count / 128,
+                                  mine.tokens, mine.lanes);
     plan.fused_combine = true;
     plan.list_comm = false;
     const int64_t count = mok_task_count(&plan);

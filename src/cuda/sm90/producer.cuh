@@ -1,4 +1,5 @@
-/* The producer: one thread that takes compute tasks, waits for their operands and feeds the stages. */
+/* The producer: one thread that takes compute tasks, waits for their operands and feeds the stages.
+ */
 #ifndef MOK_CUDA_SM90_PRODUCER_CUH
 #define MOK_CUDA_SM90_PRODUCER_CUH
 
@@ -7,8 +8,8 @@
 #include "cuda/sm90/trace.cuh"
 #include "cuda/sm90/wait.cuh"
 
-/* The task after the one whose stages are being filled. It is prepared in small steps between fills, since
- * the consumers drain three stages in the time that one long step would take. */
+/* The task after the one whose stages are being filled. It is prepared in small steps between
+ * fills, since the consumers drain three stages in the time that one long step would take. */
 typedef enum sm90_step {
     SM90_STEP_LOAD = 0, /* the record, into the ring's slot */
     SM90_STEP_WAIT,     /* are its operands there */
@@ -23,7 +24,8 @@ typedef struct sm90_next {
 } sm90_next;
 
 static __device__ __forceinline__ void sm90_publish(const mok_sm90_pass &p, sm90_next *next,
-                                                    mok_sm90_task *task, sm90_control *control, bool stop)
+                                                    mok_sm90_task *task, sm90_control *control,
+                                                    bool stop)
 {
     if (stop) {
         task->kind = MOK_SM90_STOP;
@@ -31,17 +33,19 @@ static __device__ __forceinline__ void sm90_publish(const mok_sm90_pass &p, sm90
     next->step = SM90_STEP_READY;
     ptx_fence_proxy_async();
     ptx_mbarrier_arrive(ptx_shared_address(&control->task_full[next->slot.slot]));
-    sm90_trace(p, MOK_SM90_ROLE_PRODUCER, MOK_SM90_WAIT, task->kind, task->block, task->col, next->began,
-               sm90_clock());
+    sm90_trace(p, MOK_SM90_ROLE_PRODUCER, MOK_SM90_WAIT, task->kind, task->block, task->col,
+               next->began, sm90_clock());
 }
 
-static __device__ __forceinline__ bool sm90_task_ready(const mok_sm90_rank &mine, const mok_sm90_task *task)
+static __device__ __forceinline__ bool sm90_task_ready(const mok_sm90_rank &mine,
+                                                       const mok_sm90_task *task)
 {
     uint32_t value[MOK_TASK_MAX_WAITS];
     bool ready = true;
 #pragma unroll
     for (int i = 0; i < MOK_TASK_MAX_WAITS; i++) {
-        value[i] = task->wait_idx[i] >= 0 ? ptx_load_acquire_gpu(&mine.counters[task->wait_idx[i]]) : 0;
+        value[i] =
+            task->wait_idx[i] >= 0 ? ptx_load_acquire_gpu(&mine.counters[task->wait_idx[i]]) : 0;
     }
 #pragma unroll
     for (int i = 0; i < MOK_TASK_MAX_WAITS; i++) {
@@ -51,14 +55,16 @@ static __device__ __forceinline__ bool sm90_task_ready(const mok_sm90_rank &mine
 }
 
 /* One step of the preparation; only with `block` set does it wait for other blocks. */
-static __device__ __forceinline__ void sm90_prepare(const mok_sm90_pass &p, int32_t rank, sm90_next *next,
-                                                    const mok_sm90_task *list, uint32_t count,
-                                                    sm90_control *control, bool block)
+static __device__ __forceinline__ void sm90_prepare(const mok_sm90_pass &p, int32_t rank,
+                                                    sm90_next *next, const mok_sm90_task *list,
+                                                    uint32_t count, sm90_control *control,
+                                                    bool block)
 {
     const mok_sm90_rank &mine = p.rank[rank];
     mok_sm90_task *task = &control->task[next->slot.slot];
     if (next->step == SM90_STEP_LOAD) {
-        mbarrier_wait(ptx_shared_address(&control->task_empty[next->slot.slot]), next->slot.parity ^ 1);
+        mbarrier_wait(ptx_shared_address(&control->task_empty[next->slot.slot]),
+                      next->slot.parity ^ 1);
         next->began = sm90_clock();
         if (next->idx >= count) {
             sm90_publish(p, next, task, control, true);
@@ -86,8 +92,8 @@ static __device__ __forceinline__ void sm90_prepare(const mok_sm90_pass &p, int3
     bool ready = true;
     for (int i = 0; i < MOK_TASK_MAX_WAITS && ready; i++) {
         if (task->wait_idx[i] >= 0) {
-            ready = sm90_wait<false>(p, &mine.counters[task->wait_idx[i]], task->wait_value[i], rank, rank,
-                                     p.phase, next->idx);
+            ready = sm90_wait<false>(p, &mine.counters[task->wait_idx[i]], task->wait_value[i],
+                                     rank, rank, p.phase, next->idx);
         }
     }
     sm90_publish(p, next, task, control, !ready);
@@ -118,7 +124,8 @@ static __device__ __noinline__ void sm90_producer(const mok_sm90_pass &p, int32_
         next.idx = atomicAdd(mine.next_compute, 1u); /* its latency hides behind the first fills */
         for (int32_t k = 0; k < k_steps; k++) {
             mbarrier_wait(ptx_shared_address(&control->empty[stage.slot]), stage.parity ^ 1);
-            feed.fill(stages + stage.slot * MOK_SM90_STAGE_BYTES, ptx_shared_address(&control->full[stage.slot]), k);
+            feed.fill(stages + stage.slot * MOK_SM90_STAGE_BYTES,
+                      ptx_shared_address(&control->full[stage.slot]), k);
             sm90_ring_next<MOK_SM90_STAGES>(&stage);
             if (k > 0 && next.step != SM90_STEP_READY) {
                 sm90_prepare(p, rank, &next, list, count, control, false);

@@ -1,11 +1,12 @@
-/* The schedule on the device: a stable counting sort of all ranks' routes, without atomics on its order.
+/* The schedule on the device: a stable counting sort of all ranks' routes, without atomics on its
+ * order.
  *
  * Routes are cut in chunks of 256, numbered by (source rank, position); a warp owns a chunk.
  *   count    routes of each expert in each chunk; indices are checked and kept as int32
  *   scan     an expert's routes in all chunks before a chunk, and its total
  *   layout   segments of each rank's experts, padded to 128; capacity; padding rows
- *   place    a route's row = segment + routes of its expert before it: in earlier chunks, then in this one
- * So rows stand in ascending (source rank, token, slot), as the reference has them. */
+ *   place    a route's row = segment + routes of its expert before it: in earlier chunks, then in
+ * this one So rows stand in ascending (source rank, token, slot), as the reference has them. */
 #include "cuda/sm90/params.h"
 #include "cuda/sm90/wait.cuh"
 
@@ -47,8 +48,8 @@ extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
                                            : (int64_t)((const int32_t *)mine.routes)[at];
         const bool valid = expert >= -1 && expert < p.experts;
         if (!valid) {
-            const mok_sm90_fault bad = {MOK_SM90_FAULT_ROUTE, rank, rank, MOK_SM90_PHASE_SCHEDULE, i, 0,
-                                        expert,               p.experts};
+            const mok_sm90_fault bad = {
+                MOK_SM90_FAULT_ROUTE, rank, rank, MOK_SM90_PHASE_SCHEDULE, i, 0, expert, p.experts};
             sm90_report(p.abort, p.fault, bad);
         }
         mine.routes_out[i] = valid ? (int32_t)expert : -1;
@@ -109,7 +110,8 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-/* One block a rank. Every rank's capacity is checked by every rank's block: all see an overflow alike. */
+/* One block a rank. Every rank's capacity is checked by every rank's block: all see an overflow
+ * alike. */
 extern "C" __global__ void __launch_bounds__(256)
     mok_sm90_schedule_layout(const __grid_constant__ mok_sm90_schedule p)
 {
@@ -137,8 +139,14 @@ extern "C" __global__ void __launch_bounds__(256)
         mine.segment_begin[shape.expert_count] = needed;
         *mine.row_count = fits ? needed : 0;
         if (needed > available) {
-            const mok_sm90_fault bad = {MOK_SM90_FAULT_CAPACITY, rank, rank, MOK_SM90_PHASE_SCHEDULE,
-                                        -1,                      0,    needed, available};
+            const mok_sm90_fault bad = {MOK_SM90_FAULT_CAPACITY,
+                                        rank,
+                                        rank,
+                                        MOK_SM90_PHASE_SCHEDULE,
+                                        -1,
+                                        0,
+                                        needed,
+                                        available};
             sm90_report(p.abort, p.fault, bad);
         }
     }

@@ -1,8 +1,8 @@
 /* What the library demands of a device before it computes with it.
  *
  *   silu       the tables of silu and its slope over all bf16 values, by the shared exact functions
- *   products   chains of directed and random cases through the very instruction of the megakernel, from the
- *              same shared-memory layout, to be compared with the scalar rule on the CPU */
+ *   products   chains of directed and random cases through the very instruction of the megakernel,
+ * from the same shared-memory layout, to be compared with the scalar rule on the CPU */
 #include "cuda/sm90/params.h"
 #include "cuda/sm90/ptx/barrier.cuh"
 #include "cuda/sm90/ptx/sync.cuh"
@@ -21,7 +21,8 @@ extern "C" __global__ void mok_sm90_silu_table(float *table)
     }
 }
 
-/* One warpgroup: c[64][256] = a[64][64] . b[256][64]^T continued from c. Both operands are row-major. */
+/* One warpgroup: c[64][256] = a[64][64] . b[256][64]^T continued from c. Both operands are
+ * row-major. */
 extern "C" __global__ void __launch_bounds__(128, 1)
     mok_sm90_product_test(float *c, const uint16_t *a, const uint16_t *b)
 {

@@ -3,11 +3,12 @@
  *   gate/up   columns 0-127 are g, 128-255 u: both are kept, h = bf16(silu(g') u')
  *   down, dx  routed rows go to the slots of their sources, which is the combine; shared rows stay
  *
- * g and u leave as boxes and y's rows one by one, both by the copy engine, so that the warps wait for no store;
- * h alone is stored by ordinary instructions. Staging is free again when the copies have read it; counters rise when
- * what they promise has been written. silu comes from a table over all 65,536 bf16 values, filled by the exact
- * function and compared with the CPU's at open: any form with these bits is right. Its middle lies in shared
- * memory, where 32 lanes meet in few banks; in global memory each lane would take a cache line of its own. */
+ * g and u leave as boxes and y's rows one by one, both by the copy engine, so that the warps wait
+ * for no store; h alone is stored by ordinary instructions. Staging is free again when the copies
+ * have read it; counters rise when what they promise has been written. silu comes from a table over
+ * all 65,536 bf16 values, filled by the exact function and compared with the CPU's at open: any
+ * form with these bits is right. Its middle lies in shared memory, where 32 lanes meet in few
+ * banks; in global memory each lane would take a cache line of its own. */
 #ifndef MOK_CUDA_SM90_STORE_CUH
 #define MOK_CUDA_SM90_STORE_CUH
 
@@ -35,7 +36,8 @@ static __device__ __forceinline__ void sm90_silu_load(const mok_sm90_pass &p, fl
     }
 }
 
-static __device__ __forceinline__ float sm90_silu(const mok_sm90_pass &p, const float *middle, uint32_t g)
+static __device__ __forceinline__ float sm90_silu(const mok_sm90_pass &p, const float *middle,
+                                                  uint32_t g)
 {
     const uint32_t at = (g & 0x7FFF) - SM90_SILU_FIRST;
     const bool inside = at < SM90_SILU_HALF;
@@ -44,8 +46,8 @@ static __device__ __forceinline__ float sm90_silu(const mok_sm90_pass &p, const 
     return value;
 }
 
-static __device__ __forceinline__ float sm90_h32(const mok_sm90_pass &p, const float *middle, uint32_t g,
-                                                 uint32_t u)
+static __device__ __forceinline__ float sm90_h32(const mok_sm90_pass &p, const float *middle,
+                                                 uint32_t g, uint32_t u)
 {
     float gate = sm90_silu(p, middle, g);
     float up = sm90_widen(u);
@@ -56,10 +58,11 @@ static __device__ __forceinline__ float sm90_h32(const mok_sm90_pass &p, const f
     return __fmul_rn(gate, up);
 }
 
-static __device__ __forceinline__ uint32_t sm90_h_pair(const mok_sm90_pass &p, const float *middle, uint32_t g,
-                                                       uint32_t u)
+static __device__ __forceinline__ uint32_t sm90_h_pair(const mok_sm90_pass &p, const float *middle,
+                                                       uint32_t g, uint32_t u)
 {
-    return ptx_round_bf16x2(sm90_h32(p, middle, g & 0xFFFF, u & 0xFFFF), sm90_h32(p, middle, g >> 16, u >> 16));
+    return ptx_round_bf16x2(sm90_h32(p, middle, g & 0xFFFF, u & 0xFFFF),
+                            sm90_h32(p, middle, g >> 16, u >> 16));
 }
 
 /* Eight columns of a staged row: unit is column / 8. */
@@ -69,10 +72,11 @@ static __device__ __forceinline__ uint4 sm90_staged(const unsigned char *staging
                                           ((unit % 8) ^ (row & 7)) * 16);
 }
 
-/* g and u as boxes by one thread, h by 16 bytes a thread: half a warp takes a row. Rows of padding are zeros and
- * leave with the rest of their block. */
+/* g and u as boxes by one thread, h by 16 bytes a thread: half a warp takes a row. Rows of padding
+ * are zeros and leave with the rest of their block. */
 static __device__ __forceinline__ void sm90_store_gate_up(const mok_sm90_pass &p, int32_t rank,
-                                                          const mok_sm90_task &tile, unsigned char *staging,
+                                                          const mok_sm90_task &tile,
+                                                          unsigned char *staging,
                                                           const float *middle)
 {
     const mok_sm90_rank &mine = p.rank[rank];
@@ -83,8 +87,8 @@ static __device__ __forceinline__ void sm90_store_gate_up(const mok_sm90_pass &p
         const uint32_t from = ptx_shared_address(staging);
         for (int chunk = 0; chunk < 4; chunk++) {
             if (chunk % 2 * 64 < tile.cols) {
-                ptx_tma_store_3d(map, from + chunk * MOK_SM90_STAGING_CHUNK, tile.col + chunk % 2 * 64,
-                                 tile.store_row, chunk / 2);
+                ptx_tma_store_3d(map, from + chunk * MOK_SM90_STAGING_CHUNK,
+                                 tile.col + chunk % 2 * 64, tile.store_row, chunk / 2);
             }
         }
         ptx_bulk_commit();
@@ -94,7 +98,8 @@ static __device__ __forceinline__ void sm90_store_gate_up(const mok_sm90_pass &p
     if (unit * 8 >= tile.cols) {
         return;
     }
-    uint16_t *to = (shared ? mine.shared_h : mine.ring_h) + (int64_t)tile.store_row * inner + tile.col + unit * 8;
+    uint16_t *to = (shared ? mine.shared_h : mine.ring_h) + (int64_t)tile.store_row * inner +
+                   tile.col + unit * 8;
 #pragma unroll 2
     for (int row = thread / 16; row < tile.row_count; row += SM90_STORE_THREADS / 16) {
         const uint4 g = sm90_staged(staging, row, unit);
@@ -123,9 +128,11 @@ static __device__ __forceinline__ sm90_targets sm90_targets_of(const mok_sm90_pa
     for (int i = 0; i < SM90_ROWS_OF_THREAD; i++) {
         const int row = (int)threadIdx.x - 32 + i * SM90_STORE_THREADS;
         targets.row[i] = NULL;
-        if (row < tile.row_count && (tile.kind == MOK_TASK_SHARED_DOWN || tile.kind == MOK_TASK_SHARED_DX)) {
+        if (row < tile.row_count &&
+            (tile.kind == MOK_TASK_SHARED_DOWN || tile.kind == MOK_TASK_SHARED_DX)) {
             targets.row[i] = mine.shared_y + (int64_t)(tile.store_row + row) * hidden;
-        } else if (row < tile.row_count && (tile.kind == MOK_TASK_DOWN || tile.kind == MOK_TASK_DX)) {
+        } else if (row < tile.row_count &&
+                   (tile.kind == MOK_TASK_DOWN || tile.kind == MOK_TASK_DX)) {
             const int32_t peer = __ldg(mine.peer_rank + tile.source_row + row);
             const int32_t slot = __ldg(mine.peer_slot + tile.source_row + row);
             targets.row[i] = p.rank[peer].slots + (int64_t)slot * hidden;
@@ -135,21 +142,23 @@ static __device__ __forceinline__ sm90_targets sm90_targets_of(const mok_sm90_pa
 }
 
 /* Rows of y or dx. */
-static __device__ __forceinline__ void sm90_store_rows(const sm90_targets &targets, const mok_sm90_task &tile,
-                                                       unsigned char *staging)
+static __device__ __forceinline__ void
+sm90_store_rows(const sm90_targets &targets, const mok_sm90_task &tile, unsigned char *staging)
 {
 #pragma unroll
     for (int i = 0; i < SM90_ROWS_OF_THREAD; i++) {
         const int row = (int)threadIdx.x - 32 + i * SM90_STORE_THREADS;
         if (targets.row[i] != NULL) {
-            ptx_bulk_store(targets.row[i] + tile.col, ptx_shared_address(staging + row * MOK_SM90_STAGING_PITCH),
+            ptx_bulk_store(targets.row[i] + tile.col,
+                           ptx_shared_address(staging + row * MOK_SM90_STAGING_PITCH),
                            (uint32_t)tile.cols * 2);
         }
     }
     ptx_bulk_commit();
 }
 
-static __device__ __forceinline__ void sm90_raise(const mok_sm90_rank &mine, const mok_sm90_task &task)
+static __device__ __forceinline__ void sm90_raise(const mok_sm90_rank &mine,
+                                                  const mok_sm90_task &task)
 {
 #pragma unroll
     for (int i = 0; i < MOK_TASK_MAX_RAISES; i++) {
@@ -160,8 +169,8 @@ static __device__ __forceinline__ void sm90_raise(const mok_sm90_rank &mine, con
 }
 
 /* A row block's router-weight gradients to their sources: chunks ascending, from +0. */
-static __device__ __forceinline__ void sm90_store_router(const mok_sm90_pass &p, const mok_sm90_rank &mine,
-                                                         const mok_sm90_task &tile)
+static __device__ __forceinline__ void
+sm90_store_router(const mok_sm90_pass &p, const mok_sm90_rank &mine, const mok_sm90_task &tile)
 {
     const int32_t chunks = (int32_t)mok_blocks_of(mine.shape.inner, MOK_ROUTER_CHUNK);
     const int32_t slots = (int32_t)mine.shape.slots;
@@ -183,11 +192,12 @@ static __device__ __forceinline__ bool sm90_leaves_as_rows(int32_t kind)
            kind == MOK_TASK_SHARED_DX;
 }
 
-/* What is left of a tile for the store warps; of backward's other tiles the consumers have stored everything. */
+/* What is left of a tile for the store warps; of backward's other tiles the consumers have stored
+ * everything. */
 template <int pass>
-static __device__ __forceinline__ void sm90_store_tile(const mok_sm90_pass &p, int32_t rank,
-                                                       const mok_sm90_task &tile, const sm90_targets &targets,
-                                                       unsigned char *staging, const float *middle)
+static __device__ __forceinline__ void
+sm90_store_tile(const mok_sm90_pass &p, int32_t rank, const mok_sm90_task &tile,
+                const sm90_targets &targets, unsigned char *staging, const float *middle)
 {
     if (sm90_leaves_as_rows(tile.kind)) {
         sm90_store_rows(targets, tile, staging);
@@ -227,15 +237,15 @@ static __device__ __forceinline__ void sm90_stores(const mok_sm90_pass &p, int32
         sm90_store_tile<pass>(p, rank, tile, targets, staging, middle);
         ptx_bulk_wait_read<0>();
         ptx_mbarrier_arrive(ptx_shared_address(&control->staged_empty));
-        /* h is read next by the copy engine of whichever block takes the down task; the rows of g and u may
-         * be overwritten by the ring's next occupant once the counter is up. */
+        /* h is read next by the copy engine of whichever block takes the down task; the rows of g
+         * and u may be overwritten by the ring's next occupant once the counter is up. */
         ptx_bulk_wait<0>();
         ptx_fence_proxy_async();
         ptx_bar_sync<1, SM90_STORE_THREADS>();
         if (threadIdx.x == 32) {
             sm90_raise(mine, tile);
-            sm90_trace(p, MOK_SM90_ROLE_STORE, MOK_SM90_WORK, tile.kind, tile.block, tile.col, began,
-                       sm90_clock());
+            sm90_trace(p, MOK_SM90_ROLE_STORE, MOK_SM90_WORK, tile.kind, tile.block, tile.col,
+                       began, sm90_clock());
         }
     }
 }

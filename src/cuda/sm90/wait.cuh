@@ -10,8 +10,8 @@ static __device__ __forceinline__ bool sm90_aborted(const mok_sm90_pass &p)
     return *(volatile const uint32_t *)p.abort != 0;
 }
 
-/* The first failure of a step writes the record; every wait after it ends at once, and later kernels of
- * the step write nothing. */
+/* The first failure of a step writes the record; every wait after it ends at once, and later
+ * kernels of the step write nothing. */
 static __device__ __noinline__ void sm90_report(uint32_t *abort, mok_sm90_fault *record,
                                                 const mok_sm90_fault &what)
 {
@@ -31,12 +31,12 @@ static __device__ __noinline__ void sm90_report(uint32_t *abort, mok_sm90_fault 
     __threadfence_system();
 }
 
-/* Waits until *counter has reached value, modulo 2^32. False after the deadline, or when any other wait has
- * failed. System scope serves counters that peers raise. */
+/* Waits until *counter has reached value, modulo 2^32. False after the deadline, or when any other
+ * wait has failed. System scope serves counters that peers raise. */
 template <bool system>
 static __device__ __forceinline__ bool sm90_wait(const mok_sm90_pass &p, const uint32_t *counter,
-                                                 uint32_t value, int32_t rank, int32_t peer, int32_t phase,
-                                                 int64_t task_idx)
+                                                 uint32_t value, int32_t rank, int32_t peer,
+                                                 int32_t phase, int64_t task_idx)
 {
     uint64_t since = 0;
     for (uint32_t round = 0;; round++) {
@@ -56,8 +56,14 @@ static __device__ __forceinline__ bool sm90_wait(const mok_sm90_pass &p, const u
             if (since == 0) {
                 since = time;
             } else if (time - since > p.timeout_ns) {
-                const mok_sm90_fault late = {MOK_SM90_FAULT_PEER, rank, peer, phase, task_idx,
-                                             (int64_t)((time - since) / 1000000u), 0, 0};
+                const mok_sm90_fault late = {MOK_SM90_FAULT_PEER,
+                                             rank,
+                                             peer,
+                                             phase,
+                                             task_idx,
+                                             (int64_t)((time - since) / 1000000u),
+                                             0,
+                                             0};
                 sm90_report(p.abort, p.fault, late);
                 return false;
             }
