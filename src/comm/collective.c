@@ -28,7 +28,7 @@ mok_status mok_comm_agree_as(mok_comm *comm, mok_status mine, const mok_call *ca
         (void)snprintf(own.text, sizeof own.text, "%s", mok_last_error());
     }
     unsigned char *stage;
-    MOK_TRY(mok_comm_stage(comm, &stage));
+    MOK_TRY(mok_comm_stage(comm, &stage, sizeof own));
     memcpy(stage, &own, sizeof own);
     MOK_TRY(mok_comm_meet(comm, call));
     for (int32_t rank = 0; rank < comm->size; rank++) {
@@ -71,7 +71,7 @@ mok_status mok_comm_allgather(mok_comm *comm, void *out, const void *in, size_t 
     for (size_t begin = 0; begin < bytes; begin += MOK_STAGING_BYTES) {
         const size_t part = bytes - begin < MOK_STAGING_BYTES ? bytes - begin : MOK_STAGING_BYTES;
         unsigned char *stage;
-        MOK_TRY(mok_comm_stage(comm, &stage));
+        MOK_TRY(mok_comm_stage(comm, &stage, part));
         memcpy(stage, (const unsigned char *)in + begin, part);
         MOK_TRY(mok_comm_exchange(comm, MOK_PHASE_EXCHANGE));
         for (int32_t rank = 0; rank < comm->size; rank++) {
@@ -100,7 +100,7 @@ mok_status mok_comm_broadcast(mok_comm *comm, void *data, size_t bytes, int32_t 
         const size_t part = bytes - begin < MOK_STAGING_BYTES ? bytes - begin : MOK_STAGING_BYTES;
         unsigned char *here = (unsigned char *)data + begin;
         unsigned char *stage;
-        MOK_TRY(mok_comm_stage(comm, &stage));
+        MOK_TRY(mok_comm_stage(comm, &stage, comm->rank == root ? part : 0));
         if (comm->rank == root) {
             memcpy(stage, here, part);
         }
@@ -150,7 +150,7 @@ static mok_status gather_lanes(mok_comm *comm, int64_t *lanes_of_rank, const flo
     MOK_TRY(mok_comm_agree_in(comm, mine, MOK_PHASE_REDUCE));
     const lane_count own = {lanes, count};
     unsigned char *stage;
-    MOK_TRY(mok_comm_stage(comm, &stage));
+    MOK_TRY(mok_comm_stage(comm, &stage, sizeof own));
     memcpy(stage, &own, sizeof own);
     MOK_TRY(mok_comm_exchange(comm, MOK_PHASE_REDUCE));
     for (int32_t rank = 0; rank < comm->size; rank++) {
@@ -199,9 +199,9 @@ mok_status mok_lane_reduce(mok_comm *comm, float *out, const float *partials, in
     const int64_t stretch = room / most;
     for (int64_t begin = 0; begin < count; begin += stretch) {
         const int64_t n = mok_min64(stretch, count - begin);
-        unsigned char *stage;
-        MOK_TRY(mok_comm_stage(comm, &stage));
         const size_t part = (size_t)n * sizeof(float);
+        unsigned char *stage;
+        MOK_TRY(mok_comm_stage(comm, &stage, (size_t)lanes * part));
         for (int64_t lane = 0; lane < lanes; lane++) {
             memcpy(stage + (size_t)lane * part, partials + lane * count + begin, part);
         }

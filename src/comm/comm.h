@@ -1,7 +1,7 @@
 /* A rank's end of a communicator: what kernels and the layer need from their peers, and no more.
  *
  *   peers     a table of plain pointers: every rank's control block, and every rank's part of each
- *             symmetric allocation
+ *             symmetric allocation. Of a rank behind a link it is this rank's copy (mail.h)
  *   barrier   between ranks, without read-modify-write operations
  *   waits     bounded: a wait ends when nothing has moved at the awaited rank for timeout_ms
  *   faults    the first fault is written into every rank's control block, so that all ranks end
@@ -33,6 +33,8 @@
 
 #define MOK_STAGING_BYTES ((size_t)1 << 18)
 
+int64_t mok_now_ms(void); /* on a clock that only goes forward */
+
 /* Which collective call a rank is in. */
 typedef struct mok_call {
     int32_t phase;   /* mok_phase */
@@ -61,14 +63,16 @@ typedef struct mok_control {
 typedef struct mok_symmetric {
     unsigned char *peer[MOK_MAX_RANKS];
     size_t bytes[MOK_MAX_RANKS];
+    uint32_t sequence;                 /* which allocation: the same on every rank */
     struct mok_symmetric_entry *entry; /* the group's record of this rank's part */
 } mok_symmetric;
 
 struct mok_group;
 struct mok_shm;
+struct mok_mail;
 
 /* How ranks come to share memory: threads as it is (local.c), processes through named objects
- * (shm.c). */
+ * (parts.c). */
 typedef struct mok_mapping {
     mok_status (*allocate)(mok_comm *comm, mok_symmetric *out, size_t bytes, mok_phase phase);
     void (*release)(mok_comm *comm, mok_symmetric *symmetric);
@@ -85,8 +89,11 @@ struct mok_comm {
     const mok_kernels *kernels;
     mok_pool *pool;
     const mok_mapping *mapping;
-    struct mok_group *group; /* of local.c */
-    struct mok_shm *shm;     /* of shm.c */
+    struct mok_group *group;    /* of local.c */
+    struct mok_shm *shm;        /* of parts.c */
+    struct mok_mail *mail;      /* NULL where all ranks share memory */
+    size_t staged_bytes;        /* of the next exchange */
+    bool remote[MOK_MAX_RANKS]; /* reached by mail */
     mok_control *control[MOK_MAX_RANKS];
     unsigned char *scratch; /* threads parts of scratch_stride bytes */
     size_t scratch_stride;
@@ -111,6 +118,16 @@ mok_status mok_symmetric_allocate(mok_comm *comm, mok_symmetric *out, size_t byt
                                   mok_phase phase);
 void mok_symmetric_release(mok_comm *comm, mok_symmetric *symmetric);
 
+/* Writes `bytes` bytes to `at`, a place in peer's part: at once, or for a rank behind a link before
+ * this rank's next barrier. A failure is a fault of the communicator. */
+void mok_symmetric_put(mok_comm *comm, const mok_symmetric *symmetric, int32_t peer, void *at,
+                       const void *data, size_t bytes);
+
+/* Lets peer read `bytes` bytes at `at`, a place in this rank's own part, behind this rank's next
+ * barrier. Nothing to do for a peer that shares memory. */
+void mok_symmetric_show(mok_comm *comm, const mok_symmetric *symmetric, int32_t peer,
+                        const void *at, size_t bytes);
+
 /* MOK_ERROR_PEER with its text when the communicator has a fault, else MOK_OK. */
 mok_status mok_comm_check(const mok_comm *comm);
 
@@ -127,11 +144,11 @@ mok_status mok_comm_wait(mok_comm *comm, const _Atomic uint32_t *counter, uint32
 /* Errors: MISMATCH on every rank where they are in different calls, PEER. */
 mok_status mok_comm_barrier_in(mok_comm *comm, mok_phase phase);
 
-/* This rank's staging buffer of the next exchange. Write it, call mok_comm_exchange, then read
- * mok_comm_staged of every rank before the next barrier or exchange. Errors: PEER after a fault:
- * the barrier that makes two buffers enough was then not passed, and a peer may still be reading.
- */
-mok_status mok_comm_stage(mok_comm *comm, unsigned char **stage);
+/* This rank's staging buffer of the next exchange, for `bytes` bytes. Write it, call
+ * mok_comm_exchange, then read mok_comm_staged of every rank before the next barrier or exchange.
+ * Errors: PEER after a fault: the barrier that makes two buffers enough was then not passed, and a
+ * peer may still be reading. */
+mok_status mok_comm_stage(mok_comm *comm, unsigned char **stage, size_t bytes);
 mok_status mok_comm_exchange(mok_comm *comm, mok_phase phase);
 mok_status mok_comm_meet(mok_comm *comm, const mok_call *call); /* what both of the above do */
 const unsigned char *mok_comm_staged(const mok_comm *comm, int32_t rank);
@@ -139,6 +156,9 @@ const unsigned char *mok_comm_staged(const mok_comm *comm, int32_t rank);
 /* mok_comm_agree with a phase for faults; _as also holds the ranks' calls against each other. */
 mok_status mok_comm_agree_in(mok_comm *comm, mok_status mine, mok_phase phase);
 mok_status mok_comm_agree_as(mok_comm *comm, mok_status mine, const mok_call *call);
+
+/* Gives `fault` to a block that has none; false when it has one, or is being given one. */
+bool mok_control_fault(mok_control *control, const mok_fault *fault);
 
 static inline void mok_comm_progress(mok_comm *comm)
 {

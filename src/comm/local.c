@@ -170,7 +170,7 @@ static mok_status local_allocate(mok_comm *comm, mok_symmetric *out, size_t byte
         mine = mok_fail(MOK_ERROR_MEMORY, "no memory for %zu bytes of shared memory", bytes);
     }
     unsigned char *stage;
-    mok_status status = mok_comm_stage(comm, &stage);
+    mok_status status = mok_comm_stage(comm, &stage, sizeof entry);
     if (status == MOK_OK) {
         memcpy(stage, &entry, sizeof entry);
         status = mok_comm_exchange(comm, phase);

@@ -1,5 +1,6 @@
 /* A rank's end: configuration, workers and scratch; the mapping does the rest. */
 #include "comm/member.h"
+#include "comm/mail.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -136,4 +137,24 @@ void mok_symmetric_release(mok_comm *comm, mok_symmetric *symmetric)
         comm->mapping->release(comm, symmetric);
     }
     memset(symmetric, 0, sizeof *symmetric);
+}
+
+void mok_symmetric_put(mok_comm *comm, const mok_symmetric *symmetric, int32_t peer, void *at,
+                       const void *data, size_t bytes)
+{
+    if (comm->remote[peer]) {
+        const size_t offset = (size_t)((unsigned char *)at - symmetric->peer[peer]);
+        mok_mail_put(comm, peer, symmetric, peer, offset, data, bytes);
+    } else {
+        memcpy(at, data, bytes);
+    }
+}
+
+void mok_symmetric_show(mok_comm *comm, const mok_symmetric *symmetric, int32_t peer,
+                        const void *at, size_t bytes)
+{
+    if (comm->remote[peer]) {
+        const size_t offset = (size_t)((const unsigned char *)at - symmetric->peer[comm->rank]);
+        mok_mail_put(comm, peer, symmetric, comm->rank, offset, at, bytes);
+    }
 }

@@ -3,10 +3,10 @@
 #include <string.h>
 #include <time.h>
 
-#include "comm/comm.h"
+#include "comm/mail.h"
 #include "core/relax.h"
 
-static int64_t now_ms(void)
+int64_t mok_now_ms(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -29,8 +29,7 @@ mok_status mok_comm_check(const mok_comm *comm)
         (long long)fault->waited_ms);
 }
 
-/* False when the block has a fault, or is being given one. */
-static bool write_fault(mok_control *control, const mok_fault *fault)
+bool mok_control_fault(mok_control *control, const mok_fault *fault)
 {
     uint32_t none = 0;
     if (!atomic_compare_exchange_strong_explicit(&control->fault_state, &none, 1,
@@ -46,19 +45,19 @@ mok_status mok_comm_fault(mok_comm *comm, int32_t peer, mok_phase phase, int64_t
                           int64_t waited_ms)
 {
     const mok_fault fault = {sizeof fault, comm->rank, peer, phase, task_idx, waited_ms};
-    if (write_fault(comm->control[0], &fault)) {
+    if (mok_control_fault(comm->control[0], &fault)) {
         for (int32_t rank = 1; rank < comm->size; rank++) {
-            (void)write_fault(comm->control[rank], &fault);
+            (void)mok_control_fault(comm->control[rank], &fault);
         }
         return mok_comm_check(comm);
     }
     /* Whoever was first is a few stores away from our block. Should it die between them, ours will
      * do. */
     mok_control *mine = comm->control[comm->rank];
-    const int64_t since = now_ms();
+    const int64_t since = mok_now_ms();
     while (atomic_load_explicit(&mine->fault_state, memory_order_acquire) != 2) {
         sched_yield();
-        if (now_ms() - since >= comm->timeout_ms && !write_fault(mine, &fault)) {
+        if (mok_now_ms() - since >= comm->timeout_ms && !mok_control_fault(mine, &fault)) {
             return mok_fail(MOK_ERROR_PEER,
                             "rank %d: the fault of another rank was never completed", comm->rank);
         }
@@ -97,7 +96,7 @@ mok_status mok_comm_wait(mok_comm *comm, const _Atomic uint32_t *counter, uint32
     }
     const _Atomic uint64_t *progress = &comm->control[peer]->progress;
     uint64_t seen = atomic_load_explicit(progress, memory_order_relaxed);
-    int64_t since = now_ms();
+    int64_t since = mok_now_ms();
     for (int64_t round = 0;; round++) {
         if (reached(counter, value)) {
             return MOK_OK;
@@ -113,7 +112,7 @@ mok_status mok_comm_wait(mok_comm *comm, const _Atomic uint32_t *counter, uint32
             nanosleep(&pause, NULL);
         }
         const uint64_t current = atomic_load_explicit(progress, memory_order_relaxed);
-        const int64_t now = now_ms();
+        const int64_t now = mok_now_ms();
         if (current != seen) {
             seen = current;
             since = now;
@@ -151,9 +150,14 @@ mok_status mok_comm_meet(mok_comm *comm, const mok_call *call)
     comm->epoch++;
     comm->control[comm->rank]->call[comm->epoch & 1] = *call;
     for (int32_t rank = 0; rank < comm->size; rank++) {
-        atomic_store_explicit(&comm->control[rank]->slot[comm->rank], comm->epoch,
-                              memory_order_release);
+        if (comm->remote[rank]) {
+            mok_mail_arrive(comm, rank, comm->staged_bytes);
+        } else {
+            atomic_store_explicit(&comm->control[rank]->slot[comm->rank], comm->epoch,
+                                  memory_order_release);
+        }
     }
+    comm->staged_bytes = 0;
     const mok_control *mine = comm->control[comm->rank];
     for (int32_t rank = 0; rank < comm->size; rank++) {
         MOK_TRY(
@@ -168,9 +172,11 @@ mok_status mok_comm_barrier_in(mok_comm *comm, mok_phase phase)
     return mok_comm_meet(comm, &call);
 }
 
-mok_status mok_comm_stage(mok_comm *comm, unsigned char **stage)
+mok_status mok_comm_stage(mok_comm *comm, unsigned char **stage, size_t bytes)
 {
     MOK_TRY(mok_comm_check(comm));
+    MOK_ASSERT(bytes <= MOK_STAGING_BYTES);
+    comm->staged_bytes = bytes;
     *stage = comm->control[comm->rank]->staging[(comm->epoch + 1) & 1];
     return MOK_OK;
 }
