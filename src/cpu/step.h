@@ -63,6 +63,7 @@ typedef struct mok_step {
     const int32_t *routes; /* [T, K] of this rank */
     int64_t tokens;
     mok_arena arena[MOK_MAX_RANKS];
+    const mok_symmetric *symmetric; /* where the arenas lie */
 
     mok_buffers ring, shared;
     float *chain[2];

@@ -77,15 +77,17 @@ static void combine(mok_step *step, const mok_task *task)
     const int64_t first = task->block * MOK_ROW_BLOCK;
     for (int64_t row = 0; row < view.row_count; row++) {
         const int64_t slot = step->rows->peer_slot[first + row];
-        const mok_arena *source = &step->arena[step->rows->peer_rank[first + row]];
-        memcpy(source->slots + slot * hidden, view.y + row * hidden,
-               (size_t)hidden * sizeof *view.y);
+        const int32_t source = step->rows->peer_rank[first + row];
+        const mok_arena *arena = &step->arena[source];
+        mok_symmetric_put(step->comm, step->symmetric, source, arena->slots + slot * hidden,
+                          view.y + row * hidden, (size_t)hidden * sizeof *view.y);
         float sum = 0.0f;
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
             const float part = view.router_part[row * chunks + chunk];
             step->comm->kernels->accumulate(&sum, &part, 1);
         }
-        source->d_router_weights[slot] = sum;
+        mok_symmetric_put(step->comm, step->symmetric, source, arena->d_router_weights + slot, &sum,
+                          sizeof sum);
     }
 }
 

@@ -132,9 +132,10 @@ static void combine(mok_step *step, const mok_task *task)
     const int64_t hidden = step->shape->hidden;
     const int64_t first = task->block * MOK_ROW_BLOCK;
     for (int64_t row = 0; row < view.row_count; row++) {
-        const mok_arena *source = &step->arena[step->rows->peer_rank[first + row]];
-        memcpy(source->slots + step->rows->peer_slot[first + row] * hidden, view.y + row * hidden,
-               (size_t)hidden * sizeof *view.y);
+        const int32_t source = step->rows->peer_rank[first + row];
+        mok_symmetric_put(step->comm, step->symmetric, source,
+                          step->arena[source].slots + step->rows->peer_slot[first + row] * hidden,
+                          view.y + row * hidden, (size_t)hidden * sizeof *view.y);
     }
 }
 

@@ -292,6 +292,7 @@ void mok_step_make(mok_step *step, const mok_arguments *arguments, mok_pass pass
     step->routes = schedule->routes;
     step->tokens = schedule->tokens;
     memcpy(step->arena, layer->arena, sizeof step->arena);
+    step->symmetric = &layer->symmetric;
     attach_buffers(step, layer, arguments->activations);
     step->weights.gate = weight_from(&weights->gate);
     step->weights.up = weight_from(&weights->up);

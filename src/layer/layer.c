@@ -85,7 +85,7 @@ static mok_status compare_identities(mok_comm *comm, const mok_layer_config *con
 {
     const identity own = identity_of(config);
     unsigned char *stage;
-    MOK_TRY(mok_comm_stage(comm, &stage));
+    MOK_TRY(mok_comm_stage(comm, &stage, sizeof own));
     memcpy(stage, &own, sizeof own);
     MOK_TRY(mok_comm_exchange(comm, MOK_PHASE_OPEN));
     identity first;

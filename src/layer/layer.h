@@ -55,6 +55,12 @@ mok_status mok_arguments_check(const mok_arguments *arguments, bool backward);
 /* Copies what peers will read into this rank's arena. */
 void mok_arguments_publish(const mok_arguments *arguments);
 
+/* Sends it to ranks that share no memory: the rows that each of them computes. */
+void mok_arguments_show(const mok_arguments *arguments);
+
+/* Likewise of the routes of one half. */
+void mok_routes_show(const mok_layer *layer, int half, int64_t tokens);
+
 /* A step over this layer's memory for one pass; the caller adds outputs. */
 void mok_step_make(mok_step *step, const mok_arguments *arguments, mok_pass pass, mok_phase phase);
 

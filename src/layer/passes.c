@@ -17,6 +17,7 @@ static mok_status check_and_publish(const mok_arguments *arguments, bool backwar
     mok_fpenv_leave(environment);
     MOK_TRY(status);
     mok_arguments_publish(arguments);
+    mok_arguments_show(arguments);
     return MOK_OK;
 }
 

@@ -58,6 +58,7 @@ static mok_status publish_routes(mok_schedule *schedule, mok_layer *layer, const
     const mok_arena *mine = &layer->arena[layer->comm->rank];
     MOK_TRY(mok_routes_convert(mine->routes[half], routes, layer->shape.experts));
     mine->tokens[half] = routes->shape[0];
+    mok_routes_show(layer, half, routes->shape[0]);
     return MOK_OK;
 }
 
