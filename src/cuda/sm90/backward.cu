@@ -19,7 +19,7 @@ template <> struct sm90_roles<MOK_PASS_BACKWARD> {
     {
         const int group = threadIdx.x / 128;
         if (group == 0) {
-            ptx_registers_lower<88>();
+            ptx_registers_lower<56>();
             if (threadIdx.x == 0) {
                 sm90_producer<MOK_PASS_BACKWARD>(p, rank, shared, control);
             } else if (threadIdx.x >= 32) {
@@ -28,7 +28,7 @@ template <> struct sm90_roles<MOK_PASS_BACKWARD> {
             __syncwarp();
             ptx_registers_raise<168>();
         } else {
-            ptx_registers_raise<208>();
+            ptx_registers_raise<224>();
             sm90_consumer_backward(p, rank, shared, control, group - 1);
             ptx_registers_lower<168>();
         }

@@ -18,6 +18,11 @@
 #define SM90_CONSUMER_THREADS 256
 #define SM90_STORE_THREADS 96
 
+/* Position in a ring of barriers: the slot, and the parity of its current round. */
+typedef struct sm90_ring {
+    uint32_t slot, parity;
+} sm90_ring;
+
 typedef struct sm90_control {
     __align__(16) mok_sm90_task task[MOK_SM90_TASK_SLOTS];
     uint64_t full[MOK_SM90_STAGES], empty[MOK_SM90_STAGES];
@@ -25,6 +30,10 @@ typedef struct sm90_control {
     uint64_t staged_full, staged_empty;
     uint64_t gu_full;                       /* of backward: g and u of 128 columns lie in staging */
     uint64_t piece_full[MOK_SM90_COURIERS]; /* of dispatch */
+    sm90_ring stage[2];                     /* of backward: where its two consumers go on */
+    float weight[128];                      /* of backward: of a tile's rows */
+    int64_t began, prepared;                /* clocks of the traced consumer and of the producer */
+    uint32_t task_count;                    /* of the pass's list; the producer's */
     uint32_t flag;                          /* a value that one thread tells the block */
     uint32_t last;
 } sm90_control;
@@ -53,11 +62,6 @@ static __device__ __forceinline__ sm90_control *sm90_control_of(unsigned char *s
     return (sm90_control *)(void *)(shared + SM90_CONTROL_OFFSET);
 }
 
-/* Position in a ring of barriers: the slot, and the parity of its current round. */
-typedef struct sm90_ring {
-    uint32_t slot, parity;
-} sm90_ring;
-
 template <int slots> static __device__ __forceinline__ void sm90_ring_next(sm90_ring *ring)
 {
     if (++ring->slot == slots) {
@@ -76,6 +80,7 @@ static __device__ __forceinline__ void sm90_control_init(sm90_control *control)
         ptx_mbarrier_init(ptx_shared_address(&control->task_full[i]), 1);
         ptx_mbarrier_init(ptx_shared_address(&control->task_empty[i]), 3);
     }
+    control->stage[0] = control->stage[1] = {0, 0};
     ptx_mbarrier_init(ptx_shared_address(&control->staged_full), SM90_CONSUMER_THREADS);
     ptx_mbarrier_init(ptx_shared_address(&control->staged_empty), SM90_STORE_THREADS);
     ptx_mbarrier_init(ptx_shared_address(&control->gu_full), 1);

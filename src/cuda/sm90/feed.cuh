@@ -68,12 +68,11 @@ template <> struct sm90_feed<MOK_PASS_FORWARD> {
 /* Backward. d_hidden: rows of dy, columns of down. dx: rows of dg, then of du; columns of gate,
  * then of up. Weight gradients: columns of two matrices whose rows are the contraction. */
 template <> struct sm90_feed<MOK_PASS_BACKWARD> {
-    const CUtensorMap *a, *b0, *b1; /* b1: of the second half of the steps */
-    int32_t a_at, b_at; /* row of A, or (weight gradients) its first column; first column of B */
-    int32_t row;        /* weight gradients: where the contraction begins */
-    int32_t batch;      /* expert, or lane */
-    int32_t a_part, b_part, half; /* steps of the first half */
-    bool transposed;
+    const mok_sm90_task *task; /* in its slot, where it stays until the tile is done: registers are
+                                  short */
+    const CUtensorMap *a, *b;  /* b: of the first half of dx's steps; the second half's follows */
+    int32_t a_part, b_part;
+    bool transposed, twice;
 
     static __device__ __forceinline__ sm90_feed make(const CUtensorMap *maps,
                                                      const mok_sm90_task *task)
@@ -81,26 +80,20 @@ template <> struct sm90_feed<MOK_PASS_BACKWARD> {
         const bool shared = task->kind >= MOK_TASK_SHARED_GATE_UP;
         const CUtensorMap *mine = maps + (shared ? MOK_BACK_MAPS : 0);
         sm90_feed feed;
-        feed.a_at = task->store_row;
-        feed.b_at = task->col;
-        feed.row = task->source_row;
-        feed.batch = task->expert;
+        feed.task = task;
         feed.a_part = feed.b_part = 0;
-        feed.half = task->k_steps;
-        feed.transposed = false;
-        feed.b1 = NULL;
+        feed.transposed = feed.twice = false;
         switch (task->kind) {
         case MOK_TASK_D_HIDDEN:
         case MOK_TASK_SHARED_D_HIDDEN:
             feed.a = &mine[MOK_BACK_DY];
-            feed.b0 = &mine[MOK_BACK_DOWN];
+            feed.b = &mine[MOK_BACK_DOWN];
             return feed;
         case MOK_TASK_DX:
         case MOK_TASK_SHARED_DX:
             feed.a = &mine[MOK_BACK_D];
-            feed.b0 = &mine[MOK_BACK_GATE];
-            feed.b1 = &mine[MOK_BACK_UP];
-            feed.half = task->k_steps / 2;
+            feed.b = &mine[MOK_BACK_GATE];
+            feed.twice = true;
             return feed;
         default:
             break;
@@ -110,35 +103,48 @@ template <> struct sm90_feed<MOK_PASS_BACKWARD> {
         feed.transposed = true;
         feed.a = &mine[matrix == 2 ? MOK_BACK_DY_ROWS : MOK_BACK_D_ROWS];
         feed.a_part = matrix == 1 ? 1 : 0;
-        feed.b0 = &mine[matrix == 2 ? MOK_BACK_D_ROWS : MOK_BACK_X_ROWS];
+        feed.b = &mine[matrix == 2 ? MOK_BACK_D_ROWS : MOK_BACK_X_ROWS];
         feed.b_part = matrix == 2 ? 2 : 0;
-        feed.batch = shared ? task->expert : 0; /* rows of routed operands are numbered through */
         return feed;
+    }
+
+    __device__ __forceinline__ void fill_gradient(uint32_t stage, uint32_t full, int32_t step) const
+    {
+        /* Rows of routed operands are numbered through; the shared ones' begin anew in a lane. */
+        const int32_t lane = task->kind >= MOK_TASK_SHARED_GATE_UP ? task->expert : 0;
+        const int32_t at = task->source_row + step * 64;
+        const int32_t row = task->store_row;
+        const int32_t col = task->col;
+        ptx_tma_load_4d(stage, a, full, row, at, lane, a_part);
+        ptx_tma_load_4d(stage + SM90_BOX_BYTES, a, full, row + 64, at, lane, a_part);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            ptx_tma_load_4d(stage + SM90_B_OFFSET + i * SM90_BOX_BYTES, b, full, col + 64 * i, at,
+                            lane, b_part);
+        }
     }
 
     __device__ __forceinline__ void fill(uint32_t stage, uint32_t full, int32_t step) const
     {
-        const uint32_t b = stage + SM90_B_OFFSET;
         ptx_mbarrier_arrive_expect(full, MOK_SM90_STAGE_BYTES);
         if (transposed) {
-            const int32_t at = row + step * 64;
-            ptx_tma_load_4d(stage, a, full, a_at, at, batch, a_part);
-            ptx_tma_load_4d(stage + SM90_BOX_BYTES, a, full, a_at + 64, at, batch, a_part);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                ptx_tma_load_4d(b + i * SM90_BOX_BYTES, b0, full, b_at + 64 * i, at, batch, b_part);
-            }
+            fill_gradient(stage, full, step);
             return;
         }
-        const bool second = step >= half;
-        const int32_t k = (second ? step - half : step) * 64;
-        const CUtensorMap *weights = second ? b1 : b0;
-        ptx_tma_load_4d(stage, a, full, k, a_at, 0, second ? 1 : 0);
+        const int32_t half = task->k_steps / 2;
+        const int32_t second = twice && step >= half ? 1 : 0;
+        const int32_t k = (step - second * half) * 64;
+        const int32_t col = task->col;
+        const int32_t expert = task->expert;
+        ptx_tma_load_4d(stage, a, full, k, task->store_row, 0, second);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            ptx_tma_load_4d(b + i * SM90_BOX_BYTES, weights, full, b_at + 64 * i, k, batch, 0);
+            ptx_tma_load_4d(stage + SM90_B_OFFSET + i * SM90_BOX_BYTES, b + second, full,
+                            col + 64 * i, k, expert, 0);
         }
     }
 };
+
+static_assert(MOK_BACK_UP == MOK_BACK_GATE + 1, "dx goes from gate's map to the next");
 
 #endif

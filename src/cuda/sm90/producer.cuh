@@ -5,6 +5,7 @@
 
 #include "cuda/sm90/block.cuh"
 #include "cuda/sm90/feed.cuh"
+#include "cuda/sm90/ptx/bulk.cuh"
 #include "cuda/sm90/trace.cuh"
 #include "cuda/sm90/wait.cuh"
 
@@ -19,9 +20,13 @@ typedef enum sm90_step {
 typedef struct sm90_next {
     uint32_t idx;
     sm90_step step;
-    sm90_ring slot;
-    int64_t began;
+    uint32_t number; /* of this block's tasks: its slot and parity follow */
 } sm90_next;
+
+static __device__ __forceinline__ uint32_t sm90_next_slot(const sm90_next *next)
+{
+    return next->number % MOK_SM90_TASK_SLOTS;
+}
 
 static __device__ __forceinline__ void sm90_publish(const mok_sm90_pass &p, sm90_next *next,
                                                     mok_sm90_task *task, sm90_control *control,
@@ -32,9 +37,9 @@ static __device__ __forceinline__ void sm90_publish(const mok_sm90_pass &p, sm90
     }
     next->step = SM90_STEP_READY;
     ptx_fence_proxy_async();
-    ptx_mbarrier_arrive(ptx_shared_address(&control->task_full[next->slot.slot]));
+    ptx_mbarrier_arrive(ptx_shared_address(&control->task_full[sm90_next_slot(next)]));
     sm90_trace(p, MOK_SM90_ROLE_PRODUCER, MOK_SM90_WAIT, task->kind, task->block, task->col,
-               next->began, sm90_clock());
+               control->prepared, sm90_clock());
 }
 
 static __device__ __forceinline__ bool sm90_task_ready(const mok_sm90_rank &mine,
@@ -57,32 +62,27 @@ static __device__ __forceinline__ bool sm90_task_ready(const mok_sm90_rank &mine
 /* One step of the preparation; only with `block` set does it wait for other blocks. */
 static __device__ __forceinline__ void sm90_prepare(const mok_sm90_pass &p, int32_t rank,
                                                     sm90_next *next, const mok_sm90_task *list,
-                                                    uint32_t count, sm90_control *control,
-                                                    bool block)
+                                                    sm90_control *control, bool block)
 {
     const mok_sm90_rank &mine = p.rank[rank];
-    mok_sm90_task *task = &control->task[next->slot.slot];
+    mok_sm90_task *task = &control->task[sm90_next_slot(next)];
     if (next->step == SM90_STEP_LOAD) {
-        mbarrier_wait(ptx_shared_address(&control->task_empty[next->slot.slot]),
-                      next->slot.parity ^ 1);
-        next->began = sm90_clock();
-        if (next->idx >= count) {
+        mbarrier_wait(ptx_shared_address(&control->task_empty[sm90_next_slot(next)]),
+                      next->number / MOK_SM90_TASK_SLOTS % 2 ^ 1);
+        control->prepared = sm90_clock();
+        if (next->idx >= control->task_count) {
             sm90_publish(p, next, task, control, true);
             return;
         }
-        const uint4 *from = (const uint4 *)(const void *)(list + next->idx);
-        uint4 part[MOK_SM90_TASK_BYTES / 16];
+        const unsigned char *from = (const unsigned char *)(const void *)(list + next->idx);
 #pragma unroll
-        for (int i = 0; i < MOK_SM90_TASK_BYTES / 16; i++) {
-            part[i] = __ldg(from + i);
-        }
-#pragma unroll
-        for (int i = 0; i < MOK_SM90_TASK_BYTES / 16; i++) {
-            ((uint4 *)(void *)task)[i] = part[i];
+        for (int i = 0; i < MOK_SM90_TASK_BYTES; i += 16) {
+            ptx_copy_async_16(ptx_shared_address(task) + i, from + i);
         }
         next->step = SM90_STEP_WAIT;
         return;
     }
+    ptx_copy_async_wait();
     if (!block) {
         if (sm90_task_ready(mine, task)) {
             sm90_publish(p, next, task, control, false);
@@ -106,29 +106,28 @@ static __device__ __noinline__ void sm90_producer(const mok_sm90_pass &p, int32_
     const mok_sm90_rank &mine = p.rank[rank];
     const uint32_t stages = ptx_shared_address(shared);
     const mok_sm90_task *list = pass == MOK_PASS_FORWARD ? mine.list.forward : mine.list.backward;
-    const uint32_t count = (uint32_t)mine.list.count[pass == MOK_PASS_FORWARD ? 0 : 1];
+    control->task_count = (uint32_t)mine.list.count[pass == MOK_PASS_FORWARD ? 0 : 1];
     sm90_ring stage = {0, 0};
-    sm90_next next = {atomicAdd(mine.next_compute, 1u), SM90_STEP_LOAD, {0, 0}, 0};
+    sm90_next next = {atomicAdd(mine.next_compute, 1u), SM90_STEP_LOAD, 0};
     for (;;) {
         while (next.step != SM90_STEP_READY) {
-            sm90_prepare(p, rank, &next, list, count, control, true);
+            sm90_prepare(p, rank, &next, list, control, true);
         }
-        const mok_sm90_task *task = &control->task[next.slot.slot];
+        const mok_sm90_task *task = &control->task[sm90_next_slot(&next)];
         if (task->kind == MOK_SM90_STOP) {
             break;
         }
         const sm90_feed<pass> feed = sm90_feed<pass>::make(p.map[rank], task);
-        const int32_t k_steps = task->k_steps;
-        sm90_ring_next<MOK_SM90_TASK_SLOTS>(&next.slot);
+        next.number++;
         next.step = SM90_STEP_LOAD;
         next.idx = atomicAdd(mine.next_compute, 1u); /* its latency hides behind the first fills */
-        for (int32_t k = 0; k < k_steps; k++) {
+        for (int32_t k = 0; k < task->k_steps; k++) {
             mbarrier_wait(ptx_shared_address(&control->empty[stage.slot]), stage.parity ^ 1);
             feed.fill(stages + stage.slot * MOK_SM90_STAGE_BYTES,
                       ptx_shared_address(&control->full[stage.slot]), k);
             sm90_ring_next<MOK_SM90_STAGES>(&stage);
             if (k > 0 && next.step != SM90_STEP_READY) {
-                sm90_prepare(p, rank, &next, list, count, control, false);
+                sm90_prepare(p, rank, &next, list, control, false);
             }
         }
     }

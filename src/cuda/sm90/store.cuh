@@ -113,6 +113,32 @@ static __device__ __forceinline__ void sm90_store_gate_up(const mok_sm90_pass &p
     }
 }
 
+static __device__ __forceinline__ bool sm90_is_gradient(int32_t kind)
+{
+    return (kind >= MOK_TASK_WGRAD_GATE && kind <= MOK_TASK_WGRAD_DOWN) ||
+           (kind >= MOK_TASK_SHARED_WGRAD_GATE && kind <= MOK_TASK_SHARED_WGRAD_DOWN);
+}
+
+/* Where a weight gradient goes. */
+static __device__ __forceinline__ const mok_sm90_grad &sm90_grad_of(const mok_sm90_rank &mine,
+                                                                    int32_t kind)
+{
+    return mine.grad[kind >= MOK_TASK_SHARED_WGRAD_GATE ? kind - MOK_TASK_SHARED_WGRAD_GATE + 3
+                                                        : kind - MOK_TASK_WGRAD_GATE];
+}
+
+/* A tile of a bf16 gradient is staged and leaves row by row; the others leave from the registers.
+ */
+static __device__ __forceinline__ bool sm90_gradient_as_rows(const mok_sm90_rank &mine,
+                                                             const mok_sm90_task &task)
+{
+    if (!sm90_is_gradient(task.kind) || task.k_steps == 0) {
+        return false;
+    }
+    const mok_sm90_grad &grad = sm90_grad_of(mine, task.kind);
+    return grad.is_bf16 != 0 && grad.adds == 0;
+}
+
 /* Where this thread's rows of a down tile go, looked up before the tile is staged. */
 typedef struct sm90_targets {
     uint16_t *row[SM90_ROWS_OF_THREAD];
@@ -136,6 +162,10 @@ static __device__ __forceinline__ sm90_targets sm90_targets_of(const mok_sm90_pa
             const int32_t peer = __ldg(mine.peer_rank + tile.source_row + row);
             const int32_t slot = __ldg(mine.peer_slot + tile.source_row + row);
             targets.row[i] = p.rank[peer].slots + (int64_t)slot * hidden;
+        } else if (row < tile.row_count && sm90_gradient_as_rows(mine, tile)) {
+            const mok_sm90_grad &grad = sm90_grad_of(mine, tile.kind);
+            targets.row[i] = (uint16_t *)grad.data + tile.expert * grad.expert_stride +
+                             (int64_t)(tile.store_row + row) * grad.row_stride;
         }
     }
     return targets;
@@ -192,19 +222,19 @@ static __device__ __forceinline__ bool sm90_leaves_as_rows(int32_t kind)
            kind == MOK_TASK_SHARED_DX;
 }
 
-/* What is left of a tile for the store warps; of backward's other tiles the consumers have stored
- * everything. */
+/* What is left of a tile for the store warps; of backward's other tiles (d_hidden, and gradients
+ * that do not leave as rows) the consumers have stored everything, and no thread has a target. */
 template <int pass>
 static __device__ __forceinline__ void
 sm90_store_tile(const mok_sm90_pass &p, int32_t rank, const mok_sm90_task &tile,
                 const sm90_targets &targets, unsigned char *staging, const float *middle)
 {
-    if (sm90_leaves_as_rows(tile.kind)) {
+    if (pass == MOK_PASS_BACKWARD || sm90_leaves_as_rows(tile.kind)) {
         sm90_store_rows(targets, tile, staging);
         if (pass == MOK_PASS_BACKWARD && tile.kind == MOK_TASK_DX && tile.col == 0) {
             sm90_store_router(p, p.rank[rank], tile);
         }
-    } else if (pass == MOK_PASS_FORWARD) {
+    } else {
         sm90_store_gate_up(p, rank, tile, staging, middle);
     }
 }

@@ -37,4 +37,15 @@ template <int pending> static __device__ __forceinline__ void ptx_bulk_wait(void
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+/* 16 bytes from global to shared memory, past the registers; awaited by the issuing thread. */
+static __device__ __forceinline__ void ptx_copy_async_16(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void ptx_copy_async_wait(void)
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 #endif

@@ -21,4 +21,19 @@ static __device__ __forceinline__ void ptx_stmatrix_x4(uint32_t address, uint32_
                  : "memory");
 }
 
+/* Reads of shared memory by its own 32-bit addresses: half the registers of a generic pointer. */
+static __device__ __forceinline__ uint32_t ptx_load_shared(uint32_t address)
+{
+    uint32_t x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+    return x;
+}
+
+static __device__ __forceinline__ float2 ptx_load_shared_pair(uint32_t address)
+{
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+    return x;
+}
+
 #endif

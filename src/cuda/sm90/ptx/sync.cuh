@@ -50,15 +50,17 @@ static __device__ __forceinline__ void ptx_load_if(float &x, const float *addres
         : "l"(address), "r"(wanted));
 }
 
-static __device__ __forceinline__ void ptx_load_pair_if(float2 &x, const float2 *address, uint32_t wanted)
+/* x stays as it is where at < limit. */
+static __device__ __forceinline__ void ptx_load_pair_from(float2 &x, const float2 *address, uint32_t at,
+                                                          uint32_t limit)
 {
     asm("{\n"
         ".reg .pred p;\n"
-        "setp.ne.b32 p, %3, 0;\n"
+        "setp.ge.u32 p, %3, %4;\n"
         "@p ld.global.nc.v2.f32 {%0, %1}, [%2];\n"
         "}"
         : "+f"(x.x), "+f"(x.y)
-        : "l"(address), "r"(wanted));
+        : "l"(address), "r"(at), "r"(limit));
 }
 
 /* Orders ordinary accesses and those of the copy engine and tensor core, global and shared. */
@@ -87,6 +89,14 @@ template <int registers> static __device__ __forceinline__ void ptx_registers_ra
 template <int registers> static __device__ __forceinline__ void ptx_registers_lower(void)
 {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+/* threadIdx.x, read anew: a comparison with it is not kept in a register between two places. */
+static __device__ __forceinline__ uint32_t ptx_thread(void)
+{
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
 }
 
 #endif
