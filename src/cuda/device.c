@@ -193,7 +193,7 @@ static mok_status test_silu(float *silu)
     void *arguments[] = {&silu};
     const dim3 blocks = {256, 1, 1};
     const dim3 threads = {256, 1, 1};
-    const size_t bytes = 3 * 65536 * sizeof(float);
+    const size_t bytes = 3 * 65536 * sizeof(float); /* the parts are tested by the pairs */
     MOK_CUDA_TRY(
         cudaLaunchKernel(mok_sm90_silu_table_function(), blocks, threads, arguments, 0, NULL));
     float *table = malloc(bytes);

@@ -121,7 +121,7 @@ bool mok_cuda_common_layout_make(mok_cuda_common_layout *out, const mok_shape *s
     out->chunk_count = mok_extent_add(&extent, shape->experts, chunks, 1, sizeof(uint32_t));
     out->total = mok_extent_add(&extent, shape->experts, 1, 1, sizeof(uint32_t));
     out->abort = mok_extent_add(&extent, LINE, 1, 1, 1);
-    out->silu = mok_extent_add(&extent, 3, 65536, 1, sizeof(float));
+    out->silu = mok_extent_add(&extent, MOK_SM90_SILU_FLOATS, 1, 1, sizeof(float));
     out->bytes = extent.bytes;
     return !extent.overflow;
 }

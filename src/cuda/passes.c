@@ -284,6 +284,7 @@ void mok_cuda_fill_pass(mok_sm90_pass *p, mok_cuda_layer *layer, const mok_cuda_
     p->dsilu_limit = layer->dsilu_limit;
     p->silu = silu;
     p->slopes = silu + 65536;
+    p->parts = silu + 3 * 65536;
     p->timeout_ns = (uint64_t)layer->cuda.timeout_ms * 1000000u;
     p->abort = mok_cuda_abort_flag(layer);
     p->fault = device_fault(layer);

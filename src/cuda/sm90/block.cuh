@@ -4,7 +4,7 @@
  *   staging   66 KB       a finished 128 x 256 tile in bf16, from the consumers to the store warps:
  * rows where they leave one by one (down), swizzled chunks of 64 columns where they leave as boxes
  *   control               barriers, the ring of tasks
- *   silu      14 KB       the middle of the table of silu, or of pairs of silu and its slope
+ *   silu      14 KB       the middle of the table of silu, or what gives silu and its slope
  *
  *   producer   takes a task, waits for its operands, puts it into the ring, fills stages
  *   consumers  two warpgroups, 64 rows each: products of a tile, rounded into staging
@@ -14,6 +14,7 @@
 
 #include "cuda/sm90/params.h"
 #include "cuda/sm90/ptx/barrier.cuh"
+#include "cuda/sm90/silu.cuh"
 
 #define SM90_CONSUMER_THREADS 256
 #define SM90_STORE_THREADS 96
@@ -42,19 +43,20 @@ typedef struct sm90_control {
 #define SM90_CONTROL_OFFSET (SM90_STAGING_OFFSET + MOK_SM90_STAGING_BYTES)
 #define SM90_SILU_OFFSET (SM90_CONTROL_OFFSET + (int)((sizeof(sm90_control) + 127) / 128 * 128))
 #define SM90_SHARED_BYTES                                                                          \
-    (SM90_SILU_OFFSET + 2 * SM90_SLOPE_HALF * 2 * (int)sizeof(float)) /* the larger table */
+    (SM90_SILU_OFFSET + SM90_SLOPE_HALF * 2 * (int)sizeof(float)) /* the larger table */
 
 /* The part of the table of silu that most values need: magnitudes in [2^-9, 8), then the same with
  * a sign. */
 #define SM90_SILU_FIRST (118 << 7) /* bf16 bits of 2^-9 */
 #define SM90_SILU_HALF (12 << 7)
 
-/* The same for backward, of pairs (silu, slope): magnitudes in [2^-5, 4). */
-#define SM90_SLOPE_FIRST (122 << 7)
-#define SM90_SLOPE_HALF (7 << 7)
-
-static_assert(2 * SM90_SILU_HALF <= 4 * SM90_SLOPE_HALF,
+static_assert(2 * SM90_SILU_HALF <= 2 * SM90_SLOPE_HALF,
               "forward's table fits where backward's does");
+/* Scratch of a d_hidden tile, in a stage: 8 rows of each consumer warp, 128 columns in fp32. */
+#define SM90_SCRATCH_WARP_BYTES (8 * 128 * 4)
+
+static_assert(SM90_CONSUMER_THREADS / 32 * SM90_SCRATCH_WARP_BYTES <= MOK_SM90_STAGE_BYTES,
+              "scratch is a stage");
 static_assert(SM90_SHARED_BYTES <= 232448, "what a block can have");
 
 static __device__ __forceinline__ sm90_control *sm90_control_of(unsigned char *shared)

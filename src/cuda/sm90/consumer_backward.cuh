@@ -1,7 +1,7 @@
 /* The consumers of the backward pass: what they do with a finished tile of accumulators.
  *
- *   d_hidden    s in fp32 never leaves the registers: dg, du, hw and the router gradient's parts
- *               come from it
+ *   d_hidden    s in fp32 goes through a stage that the producer left empty, so that a loop can
+ *               address it; dg, du, hw and the router gradient's parts come from it
  *   dx          rounded into staging, rows leave by the store warps
  *   gradients   in bf16 like dx; in fp32 stored or added from the registers, 8 bytes a thread,
  *               whole sectors a quad
@@ -26,24 +26,23 @@ typedef struct sm90_slope {
     float dg, du, hw, product;
 } sm90_slope;
 
-/* The middle of the table in shared memory lies by magnitude, then sign: in the order of the bf16
- * bits turned left by one. Called by the whole block before its roles begin. */
-static __device__ __forceinline__ void sm90_slopes_load(const mok_sm90_pass &p, float2 *middle)
+/* Called by the whole block before its roles begin. */
+static __device__ __forceinline__ void sm90_slopes_load(const mok_sm90_pass &p, float2 *parts)
 {
-    const float2 *all = (const float2 *)(const void *)p.slopes;
-    for (int i = threadIdx.x; i < 2 * SM90_SLOPE_HALF; i += MOK_SM90_THREADS) {
-        middle[i] = __ldg(all + i % 2 * 32768 + SM90_SLOPE_FIRST + i / 2);
+    for (int i = threadIdx.x; i < SM90_SLOPE_HALF; i += MOK_SM90_THREADS) {
+        parts[i] = __ldg((const float2 *)(const void *)p.parts + i);
     }
 }
 
-/* silu and its slope of the bf16 g; turned: its bits turned left by one. middle: the address of the
- * table's middle. */
-static __device__ __forceinline__ float2 sm90_silu_slope(const mok_sm90_pass &p, uint32_t middle,
-                                                         uint32_t g, uint32_t turned)
+/* silu and its slope of the bf16 g, whose value is x. parts: the table's address in shared memory.
+ */
+static __device__ __forceinline__ float2 sm90_silu_slope(const mok_sm90_pass &p, uint32_t parts,
+                                                         uint32_t g, float x)
 {
-    const uint32_t at = turned - 2 * SM90_SLOPE_FIRST;
-    float2 value = ptx_load_shared_pair(middle + min(at, 2 * SM90_SLOPE_HALF - 1u) * 8);
-    ptx_load_pair_from(value, (const float2 *)(const void *)p.slopes + g, at, 2 * SM90_SLOPE_HALF);
+    const uint32_t at = (g & 0x7FFF) - SM90_SLOPE_FIRST;
+    float2 value =
+        sm90_silu_of_part(ptx_load_shared_pair(parts + min(at, SM90_SLOPE_HALF - 1u) * 8), x);
+    ptx_load_pair_from(value, (const float2 *)(const void *)p.slopes + g, at, SM90_SLOPE_HALF);
     return value;
 }
 
@@ -71,45 +70,6 @@ static __device__ __forceinline__ sm90_slope sm90_slope_of(const mok_sm90_pass &
     return out;
 }
 
-/* The router weight of a row of a tile: 1 for the shared expert's, 0 for padding. */
-static __device__ __forceinline__ float sm90_weight_of(const mok_sm90_pass &p,
-                                                       const mok_sm90_rank &mine,
-                                                       const mok_sm90_task &task, int row)
-{
-    if (task.kind == MOK_TASK_SHARED_D_HIDDEN) {
-        return 1.0f;
-    }
-    if (row >= task.row_count) {
-        return 0.0f;
-    }
-    const mok_sm90_rank &source = p.rank[__ldg(mine.peer_rank + task.source_row + row)];
-    const int32_t slot = __ldg(mine.peer_slot + task.source_row + row);
-    const int32_t slots = (int32_t)mine.shape.slots;
-    return __ldg(source.router_weights + slot / slots * source.router_stride + slot % slots);
-}
-
-/* g and u of 128 columns of the tile, into staging: boxes of 64 columns, g's two, then u's. One
- * thread. */
-static __device__ __forceinline__ void sm90_fetch_gu(const CUtensorMap *maps,
-                                                     const mok_sm90_task &task, uint32_t staging,
-                                                     uint32_t barrier, int chunk)
-{
-    const CUtensorMap *map =
-        &maps[(task.kind == MOK_TASK_SHARED_D_HIDDEN ? MOK_BACK_MAPS : 0) + MOK_BACK_GU];
-    ptx_mbarrier_arrive_expect(barrier, 4 * MOK_SM90_STAGING_CHUNK);
-    for (int box = 0; box < 4; box++) {
-        ptx_tma_load_4d(staging + box * MOK_SM90_STAGING_CHUNK, map, barrier,
-                        task.col + chunk * 128 + box % 2 * 64, task.store_row, 0, box / 2);
-    }
-}
-
-/* Two columns of g or u, from staging. They are read again where they are needed, since registers
- * are short. */
-static __device__ __forceinline__ uint32_t sm90_pair_at(uint32_t from, int j, int swizzle)
-{
-    return ptx_load_shared(from + j / 8 * MOK_SM90_STAGING_CHUNK + (((j % 8) ^ swizzle) << 4));
-}
-
 /* The two bf16 of a word. */
 static __device__ __forceinline__ float sm90_low(uint32_t pair)
 {
@@ -121,135 +81,207 @@ static __device__ __forceinline__ float sm90_high(uint32_t pair)
     return __uint_as_float(pair & 0xFFFF0000u);
 }
 
-/* Four words of each of a quad's lanes change places: lane l gets word l of all four. */
-static __device__ __forceinline__ uint4 sm90_quad_transpose(uint4 x)
+/* A round: 8 rows of a warp, 128 columns of each, a quad a row. Products leave a quad's lanes with
+ * pairs of columns; what follows wants 8 neighbours a lane, so that g and u are read and dg, du and
+ * hw written by 16 bytes. The accumulators change hands through scratch, which also gives a loop
+ * the addresses that registers have not: unrolled, the tile's rest is more code than the
+ * instruction cache holds.
+ *
+ *   scratch of a warp   8 rows of 512 bytes, in units of 8 columns; units are swizzled by the row,
+ *                       their halves by its parity, so that neither side meets in a bank */
+static __device__ __forceinline__ uint32_t sm90_unit_at(uint32_t scratch, int row, int unit)
 {
-    const bool odd = (threadIdx.x & 1) != 0;
-    const bool upper = (threadIdx.x & 2) != 0;
-    const uint32_t xy = __shfl_xor_sync(0xFFFFFFFFu, odd ? x.x : x.y, 1);
-    const uint32_t zw = __shfl_xor_sync(0xFFFFFFFFu, odd ? x.z : x.w, 1);
-    const uint4 y = {odd ? xy : x.x, odd ? x.y : xy, odd ? zw : x.z, odd ? x.w : zw};
-    const uint32_t xz = __shfl_xor_sync(0xFFFFFFFFu, upper ? y.x : y.z, 2);
-    const uint32_t yw = __shfl_xor_sync(0xFFFFFFFFu, upper ? y.y : y.w, 2);
-    const uint4 z = {upper ? xz : y.x, upper ? yw : y.y, upper ? y.z : xz, upper ? y.w : yw};
-    return z;
+    return scratch + row * 512 + (unit ^ row) * 32;
 }
 
-static __device__ __forceinline__ float2 sm90_add_pairs(float2 a, float2 b)
+/* One of this thread's rows of a tile's accumulators, 128 columns. They are only read: were they
+ * written, the compiler would serialise the products. */
+template <int chunk, int half>
+static __device__ __forceinline__ void sm90_spread(const float (&d)[128], uint32_t scratch)
 {
-    const float2 sum = {__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y)};
-    return sum;
+    const int row = (threadIdx.x & 31) / 4;
+    const int quad = threadIdx.x & 3;
+    const uint32_t within = ((quad / 2) ^ (row & 1)) * 16 + quad % 2 * 8;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        const int at = chunk * 64 + 4 * j + 2 * half;
+        ptx_store_shared_pair(sm90_unit_at(scratch, row, j) + within, d[at], d[at + 1]);
+    }
 }
 
-/* Terms of the router gradient of four pairs of columns. */
+static __device__ __forceinline__ void sm90_spread_round(const float (&d)[128], uint32_t scratch,
+                                                         int chunk, int half)
+{
+    __syncwarp(); /* the round before has been read */
+    if (chunk == 0 && half == 0) {
+        sm90_spread<0, 0>(d, scratch);
+    } else if (chunk == 0) {
+        sm90_spread<0, 1>(d, scratch);
+    } else if (half == 0) {
+        sm90_spread<1, 0>(d, scratch);
+    } else {
+        sm90_spread<1, 1>(d, scratch);
+    }
+    __syncwarp();
+}
+
+/* What the columns of a row have in common. */
+typedef struct sm90_hidden_row {
+    uint32_t parts, scratch, gu; /* shared memory: table, the warp's s, this row of g's first box */
+    uint16_t *to;                /* dg of the chunk */
+    int64_t part;                /* elements to du, and from there to hw */
+    int32_t cols;                /* of the chunk that exist */
+    bool stored;                 /* the buffer has this row */
+    float w;
+} sm90_hidden_row;
+
+/* Terms of the router gradient of 8 columns. They take the place of s in scratch. */
 typedef struct sm90_terms {
-    float2 pair[4];
+    float column[8];
 } sm90_terms;
 
-static __device__ __forceinline__ void sm90_terms_add(sm90_terms *to, const sm90_terms &terms)
+static __device__ __forceinline__ uint32_t sm90_my_unit(const sm90_hidden_row &row, int unit)
 {
+    const int r = (threadIdx.x & 31) / 4;
+    return sm90_unit_at(row.scratch, r, unit) + (r & 1) * 16; /* its first half */
+}
+
+static __device__ __forceinline__ void sm90_terms_load(sm90_terms *terms,
+                                                       const sm90_hidden_row &row, int unit)
+{
+    const uint32_t from = sm90_my_unit(row, unit);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        to->pair[i] = sm90_add_pairs(to->pair[i], terms.pair[i]);
+    for (int half = 0; half < 2; half++) {
+        const uint4 x = ptx_load_shared_16(from ^ (half * 16));
+        terms->column[4 * half] = __uint_as_float(x.x);
+        terms->column[4 * half + 1] = __uint_as_float(x.y);
+        terms->column[4 * half + 2] = __uint_as_float(x.z);
+        terms->column[4 * half + 3] = __uint_as_float(x.w);
     }
 }
 
-/* The end of the tree of a row's chunk of 128 columns. Distances 64 and 32 were summed as the
- * columns came; 16 and 8 lie in this thread's registers, 4 and 2 across the quad, 1 in the pair. */
-static __device__ __forceinline__ float sm90_router_tree(const sm90_terms &terms)
+/* Two units, 64 columns apart. */
+static __device__ __forceinline__ sm90_terms sm90_terms_sum(const sm90_hidden_row &row, int unit)
 {
-    float2 sum = sm90_add_pairs(sm90_add_pairs(terms.pair[0], terms.pair[2]),
-                                sm90_add_pairs(terms.pair[1], terms.pair[3]));
+    sm90_terms low;
+    sm90_terms high;
+    sm90_terms_load(&low, row, unit);
+    sm90_terms_load(&high, row, unit + 8);
 #pragma unroll
-    for (int across = 2; across >= 1; across /= 2) {
-        sum.x = __fadd_rn(sum.x, __shfl_xor_sync(0xFFFFFFFFu, sum.x, across));
-        sum.y = __fadd_rn(sum.y, __shfl_xor_sync(0xFFFFFFFFu, sum.y, across));
+    for (int i = 0; i < 8; i++) {
+        low.column[i] = __fadd_rn(low.column[i], high.column[i]);
     }
-    return mok_f32_canonical(__fadd_rn(sum.x, sum.y));
+    return low;
 }
 
-/* 32 columns of one row, from 8 * first on. dg, du and hw leave by 16 bytes a lane, 64 a quad: what
- * is less than a sector costs the cache several times as much. The accumulators are only read: were
- * they written here, the compiler would serialise the products. */
-template <bool clamped, int chunk, int half, int first>
-static __device__ __forceinline__ sm90_terms sm90_d_hidden_columns(const mok_sm90_pass &p,
-                                                                   const float (&d)[128],
-                                                                   uint32_t middle, uint32_t from,
-                                                                   uint16_t *to, int64_t part,
-                                                                   int cols, bool stored, float w)
+static __device__ __forceinline__ void sm90_store_unit(const sm90_hidden_row &row, int unit,
+                                                       int which, const uint32_t (&word)[4])
 {
-    const int swizzle = (threadIdx.x & 31) >> 2;
+    const uint4 all = {word[0], word[1], word[2], word[3]};
+    *(uint4 *)(void *)(row.to + unit * 8 + which * row.part) = all;
+}
+
+/* One unit of 8 columns: dg, du and hw go, its terms stay in scratch; past the end they count as
+ * +0. */
+template <bool clamped>
+static __device__ __forceinline__ void sm90_d_hidden_unit(const mok_sm90_pass &p,
+                                                          const sm90_hidden_row &row, int unit)
+{
+    const int r = (threadIdx.x & 31) / 4;
+    const uint32_t gu = row.gu + unit / 8 * MOK_SM90_STAGING_CHUNK + (((unit % 8) ^ r) << 4);
+    const uint32_t at = sm90_my_unit(row, unit);
+    const uint4 g4 = ptx_load_shared_16(gu);
+    const uint4 u4 = ptx_load_shared_16(gu + 2 * MOK_SM90_STAGING_CHUNK);
+    const uint32_t g[4] = {g4.x, g4.y, g4.z, g4.w};
+    const uint32_t u[4] = {u4.x, u4.y, u4.z, u4.w};
+    const bool there = unit * 8 < row.cols;
     uint32_t dg[4];
     uint32_t du[4];
     uint32_t hw[4];
-    sm90_terms terms;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int j = first + i;
-        const int at = chunk * 64 + 4 * j + 2 * half;
-        const uint32_t g = sm90_pair_at(from, j, swizzle);
-        const uint32_t u = sm90_pair_at(from + 2 * MOK_SM90_STAGING_CHUNK, j, swizzle);
-        const uint32_t low = __byte_perm(g, g, 0x1010); /* g's lower half, twice */
-        const uint32_t high = __byte_perm(g, g, 0x3232);
-        const float2 of_low = sm90_silu_slope(p, middle, g & 0xFFFF, low >> 15 & 0xFFFF);
-        const float2 of_high = sm90_silu_slope(p, middle, g >> 16, high >> 15 & 0xFFFF);
-        const sm90_slope a = sm90_slope_of<clamped>(p, of_low, d[at], sm90_low(g), sm90_low(u), w);
+        const float2 s = ptx_load_shared_pair((at ^ (i / 2 * 16)) + i % 2 * 8);
+        const float2 of_low = sm90_silu_slope(p, row.parts, g[i] & 0xFFFF, sm90_low(g[i]));
+        const float2 of_high = sm90_silu_slope(p, row.parts, g[i] >> 16, sm90_high(g[i]));
+        const sm90_slope a =
+            sm90_slope_of<clamped>(p, of_low, s.x, sm90_low(g[i]), sm90_low(u[i]), row.w);
         const sm90_slope b =
-            sm90_slope_of<clamped>(p, of_high, d[at + 1], sm90_high(g), sm90_high(u), w);
+            sm90_slope_of<clamped>(p, of_high, s.y, sm90_high(g[i]), sm90_high(u[i]), row.w);
         dg[i] = ptx_round_bf16x2(a.dg, b.dg);
         du[i] = ptx_round_bf16x2(a.du, b.du);
         hw[i] = ptx_round_bf16x2(a.hw, b.hw);
-        terms.pair[i].x = 8 * j < cols ? a.product : 0.0f; /* columns past the end count as +0 */
-        terms.pair[i].y = 8 * j < cols ? b.product : 0.0f;
-        if (i % 2 == 1) {
-            __syncwarp(); /* or the compiler draws later loads up to here, out of registers */
-        }
+        ptx_store_shared_pair((at ^ (i / 2 * 16)) + i % 2 * 8, there ? a.product : 0.0f,
+                              there ? b.product : 0.0f);
     }
-    const uint4 all[3] = {
-        {dg[0], dg[1], dg[2], dg[3]}, {du[0], du[1], du[2], du[3]}, {hw[0], hw[1], hw[2], hw[3]}};
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-        const uint4 mine = sm90_quad_transpose(all[i]);
-        if (stored && 8 * (first + (int)(threadIdx.x & 3)) < cols) {
-            *(uint4 *)(void *)(to + 8 * first + i * part) = mine;
-        }
+    if (there && row.stored) {
+        sm90_store_unit(row, unit, 0, dg);
+        sm90_store_unit(row, unit, 1, du);
+        sm90_store_unit(row, unit, 2, hw);
     }
-    return terms;
 }
 
-/* 128 columns of one of this thread's rows. */
-template <bool clamped, int chunk, int half>
+/* The tree of a row's chunk: distances 64 and 32 lie between this thread's units, 16 and 8 across
+ * the quad, 4 to 1 within a unit. */
+static __device__ __forceinline__ float sm90_router_tree(const sm90_hidden_row &row)
+{
+    const int quad = threadIdx.x & 3;
+    sm90_terms terms = sm90_terms_sum(row, quad);
+    const sm90_terms other = sm90_terms_sum(row, quad + 4);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        terms.column[i] = __fadd_rn(terms.column[i], other.column[i]);
+    }
+#pragma unroll
+    for (int across = 2; across >= 1; across /= 2) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            terms.column[i] =
+                __fadd_rn(terms.column[i], __shfl_xor_sync(0xFFFFFFFFu, terms.column[i], across));
+        }
+    }
+#pragma unroll
+    for (int distance = 4; distance >= 1; distance /= 2) {
+#pragma unroll
+        for (int i = 0; i < distance; i++) {
+            terms.column[i] = __fadd_rn(terms.column[i], terms.column[i + distance]);
+        }
+    }
+    return mok_f32_canonical(terms.column[0]);
+}
+
+/* 128 columns of a row, from scratch. Rows of odd number take their units in another order, so that
+ * the quads of a warp read other banks. */
+template <bool clamped>
 static __device__ __forceinline__ void
 sm90_d_hidden_row(const mok_sm90_pass &p, const mok_sm90_rank &mine, const mok_sm90_task &task,
-                  uint32_t shared, const float (&d)[128], int row, float w)
+                  uint32_t shared, uint32_t scratch, int chunk, int row_idx, float w)
 {
     const bool shared_expert = task.kind == MOK_TASK_SHARED_D_HIDDEN;
     const int64_t inner = shared_expert ? mine.shape.shared_inner : mine.shape.inner;
-    const int64_t part = (shared_expert ? mine.shared_rows : mine.ring_rows) * inner;
-    const uint32_t middle = shared + SM90_SILU_OFFSET;
-    const int lane = threadIdx.x & 31;
-    uint16_t *to = (shared_expert ? mine.shared_d : mine.ring_d) +
-                   (int64_t)(task.store_row + row) * inner + task.col + chunk * 128 +
-                   8 * (lane & 3);
-    const uint32_t from = shared + SM90_STAGING_OFFSET + row * 128 + (lane & 3) * 4;
-    const bool stored = !shared_expert || row < task.row_count; /* the buffer has this row */
-    const int cols = task.cols - chunk * 128;
-    sm90_terms low = sm90_d_hidden_columns<clamped, chunk, half, 0>(p, d, middle, from, to, part,
-                                                                    cols, stored, w);
-    sm90_terms_add(&low, sm90_d_hidden_columns<clamped, chunk, half, 8>(p, d, middle, from, to,
-                                                                        part, cols, stored, w));
-    sm90_terms high = sm90_d_hidden_columns<clamped, chunk, half, 4>(p, d, middle, from, to, part,
-                                                                     cols, stored, w);
-    sm90_terms_add(&high, sm90_d_hidden_columns<clamped, chunk, half, 12>(p, d, middle, from, to,
-                                                                          part, cols, stored, w));
-    sm90_terms_add(&low, high);
+    const int odd = (threadIdx.x >> 2) & 1;
+    const int quad = threadIdx.x & 3;
+    sm90_hidden_row row;
+    row.parts = shared + SM90_SILU_OFFSET;
+    row.scratch = scratch;
+    row.gu = shared + SM90_STAGING_OFFSET + row_idx * 128;
+    row.to = (shared_expert ? mine.shared_d : mine.ring_d) +
+             (int64_t)(task.store_row + row_idx) * inner + task.col + chunk * 128;
+    row.part = (shared_expert ? mine.shared_rows : mine.ring_rows) * inner;
+    row.cols = task.cols - chunk * 128;
+    row.stored = !shared_expert || row_idx < task.row_count;
+    row.w = w;
+#pragma unroll 1
+    for (int i = 0; i < 4; i++) {
+        sm90_d_hidden_unit<clamped>(p, row, ((i ^ odd) * 4) + quad);
+    }
     if (shared_expert) {
         return;
     }
-    const float total = sm90_router_tree(low);
-    if ((lane & 3) == 0 && cols > 0) {
+    const float total = sm90_router_tree(row);
+    if (quad == 0 && row.cols > 0) {
         const int64_t chunks = mok_blocks_of(inner, MOK_ROUTER_CHUNK);
-        mine.router_part[(int64_t)(task.store_row + row) * chunks + task.col / 128 + chunk] = total;
+        mine.router_part[(int64_t)(task.store_row + row_idx) * chunks + task.col / 128 + chunk] =
+            total;
     }
 }
 
@@ -263,30 +295,34 @@ static __device__ __forceinline__ void sm90_group_sync(int group)
     }
 }
 
-/* The first 128 columns of g and u were fetched while the products ran; the others follow through
- * the same memory when both groups have read it. */
+/* The rows' weights and the first 128 columns of g and u were fetched while the products ran
+ * (store.cuh); the others follow through the same memory when both groups have read it. scratch is
+ * a stage that the producer left empty. */
 template <bool clamped>
 static __device__ __forceinline__ void
 sm90_d_hidden(const mok_sm90_pass &p, int32_t rank, const mok_sm90_task &task, uint32_t shared,
-              sm90_control *control, const float (&d)[128], int group)
+              uint32_t scratch, sm90_control *control, const float (&d)[128], int group)
 {
     const mok_sm90_rank &mine = p.rank[rank];
     const uint32_t barrier = ptx_shared_address(&control->gu_full);
-    const float *w = control->weight;
-    const int first = sm90_first_row(group);
-    sm90_group_sync(group); /* the weights of its rows are there */
-    mbarrier_wait(barrier, 0);
-    sm90_d_hidden_row<clamped, 0, 0>(p, mine, task, shared, d, first, w[first]);
-    sm90_d_hidden_row<clamped, 0, 1>(p, mine, task, shared, d, first + 8, w[first + 8]);
-    ptx_fence_proxy_async();
-    ptx_bar_sync<4, SM90_CONSUMER_THREADS>();
-    if (ptx_thread() == 128) {
-        sm90_fetch_gu(p.map[rank], task, shared + SM90_STAGING_OFFSET, barrier, 1);
+    const uint32_t my_scratch = scratch + (threadIdx.x / 32 - 4) * SM90_SCRATCH_WARP_BYTES;
+#pragma unroll 1
+    for (int round = 0; round < 4; round++) {
+        const int chunk = round / 2;
+        const int row = sm90_first_row(group) + round % 2 * 8;
+        if (round == 2) {
+            ptx_fence_proxy_async();
+            ptx_bar_sync<4, SM90_CONSUMER_THREADS>();
+            if (ptx_thread() == 128) {
+                sm90_fetch_gu(p.map[rank], task, shared + SM90_STAGING_OFFSET, barrier, 1);
+            }
+        }
+        sm90_spread_round(d, my_scratch, chunk, round % 2);
+        mbarrier_wait(barrier, chunk);
+        sm90_d_hidden_row<clamped>(p, mine, task, shared, my_scratch, chunk, row,
+                                   control->weight[row]);
     }
-    mbarrier_wait(barrier, 1);
-    sm90_d_hidden_row<clamped, 1, 0>(p, mine, task, shared, d, first, w[first]);
-    sm90_d_hidden_row<clamped, 1, 1>(p, mine, task, shared, d, first + 8, w[first + 8]);
-    ptx_fence_proxy_async(); /* dg, du and hw are read next by the copy engine */
+    ptx_fence_proxy_async(); /* dg, du and hw are read, scratch is filled next by the copy engine */
 }
 
 /* ---- Weight gradients ---- */
@@ -359,21 +395,25 @@ static __device__ __forceinline__ void sm90_tile_traced(const mok_sm90_pass &p,
     }
 }
 
-/* Before the products of a d_hidden tile: g and u are asked for, the rows' weights looked up. */
-static __device__ __forceinline__ void sm90_d_hidden_prepare(const mok_sm90_pass &p, int32_t rank,
-                                                             const mok_sm90_task &task,
-                                                             uint32_t stages, sm90_control *control,
-                                                             int group, uint32_t staged_parity)
+/* The rest of a d_hidden tile, in the stage after those of its products. */
+static __device__ __forceinline__ void sm90_hidden_tile(const mok_sm90_pass &p, int32_t rank,
+                                                        const mok_sm90_task &task, uint32_t stages,
+                                                        sm90_control *control,
+                                                        const float (&d)[128], int group)
 {
-    if (ptx_thread() == 128) {
-        mbarrier_wait(ptx_shared_address(&control->staged_empty), staged_parity);
-        sm90_fetch_gu(p.map[rank], task, stages + SM90_STAGING_OFFSET,
-                      ptx_shared_address(&control->gu_full), 0);
+    sm90_group_sync(group); /* its place in the ring is written */
+    const uint32_t slot = control->stage[group].slot;
+    const uint32_t scratch = stages + slot * MOK_SM90_STAGE_BYTES;
+    mbarrier_wait(ptx_shared_address(&control->full[slot]), control->stage[group].parity);
+    if (p.clamped) {
+        sm90_d_hidden<true>(p, rank, task, stages, scratch, control, d, group);
+    } else {
+        sm90_d_hidden<false>(p, rank, task, stages, scratch, control, d, group);
     }
-    __syncwarp();
-    if (threadIdx.x % 128 < 64) {
-        const int row = group * 64 + threadIdx.x % 128;
-        control->weight[row] = sm90_weight_of(p, p.rank[rank], task, row);
+    sm90_group_sync(group);
+    if (ptx_thread() % 128 == 0) {
+        ptx_mbarrier_arrive(ptx_shared_address(&control->empty[slot]));
+        sm90_ring_next<MOK_SM90_STAGES>(&control->stage[group]);
     }
 }
 
@@ -396,10 +436,7 @@ static __device__ __forceinline__ void sm90_consumer_backward(const mok_sm90_pas
         }
         sm90_tile_begins(p, control);
         const bool rows = sm90_leaves_as_rows(task.kind);
-        const bool hidden = task.kind == MOK_TASK_D_HIDDEN || task.kind == MOK_TASK_SHARED_D_HIDDEN;
-        if (hidden) {
-            sm90_d_hidden_prepare(p, rank, task, stages, control, group, staged_parity);
-        }
+        const bool hidden = sm90_is_hidden(task.kind);
         sm90_ring stage = control->stage[group];
         if (rows || hidden) {
             sm90_chain<0, 1>(d, control, stages, group, task.k_steps, &stage);
@@ -413,10 +450,8 @@ static __device__ __forceinline__ void sm90_consumer_backward(const mok_sm90_pas
         mbarrier_wait(ptx_shared_address(&control->staged_empty), staged_parity);
         if (rows || sm90_gradient_as_rows(mine, task)) {
             sm90_stage_tile(d, stages + SM90_STAGING_OFFSET, group, true);
-        } else if (hidden && p.clamped) {
-            sm90_d_hidden<true>(p, rank, task, stages, control, d, group);
         } else if (hidden) {
-            sm90_d_hidden<false>(p, rank, task, stages, control, d, group);
+            sm90_hidden_tile(p, rank, task, stages, control, d, group);
         } else {
             sm90_store_gradient(mine, task, d, group);
         }

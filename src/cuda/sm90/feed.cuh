@@ -53,6 +53,11 @@ template <> struct sm90_feed<MOK_PASS_FORWARD> {
         return feed;
     }
 
+    __device__ __forceinline__ int32_t steps(const mok_sm90_task *task) const
+    {
+        return task->k_steps;
+    }
+
     __device__ __forceinline__ void fill(uint32_t stage, uint32_t full, int32_t step) const
     {
         const uint32_t b = stage + SM90_B_OFFSET;
@@ -72,7 +77,7 @@ template <> struct sm90_feed<MOK_PASS_BACKWARD> {
                                   short */
     const CUtensorMap *a, *b;  /* b: of the first half of dx's steps; the second half's follows */
     int32_t a_part, b_part;
-    bool transposed, twice;
+    bool transposed, twice, scratch;
 
     static __device__ __forceinline__ sm90_feed make(const CUtensorMap *maps,
                                                      const mok_sm90_task *task)
@@ -82,12 +87,13 @@ template <> struct sm90_feed<MOK_PASS_BACKWARD> {
         sm90_feed feed;
         feed.task = task;
         feed.a_part = feed.b_part = 0;
-        feed.transposed = feed.twice = false;
+        feed.transposed = feed.twice = feed.scratch = false;
         switch (task->kind) {
         case MOK_TASK_D_HIDDEN:
         case MOK_TASK_SHARED_D_HIDDEN:
             feed.a = &mine[MOK_BACK_DY];
             feed.b = &mine[MOK_BACK_DOWN];
+            feed.scratch = true;
             return feed;
         case MOK_TASK_DX:
         case MOK_TASK_SHARED_DX:
@@ -124,8 +130,18 @@ template <> struct sm90_feed<MOK_PASS_BACKWARD> {
         }
     }
 
+    /* The stage after a d_hidden tile's products is left empty, as scratch of the consumers. */
+    __device__ __forceinline__ int32_t steps(const mok_sm90_task *task) const
+    {
+        return task->k_steps + (scratch ? 1 : 0);
+    }
+
     __device__ __forceinline__ void fill(uint32_t stage, uint32_t full, int32_t step) const
     {
+        if (scratch && step == task->k_steps) {
+            ptx_mbarrier_arrive(full);
+            return;
+        }
         ptx_mbarrier_arrive_expect(full, MOK_SM90_STAGE_BYTES);
         if (transposed) {
             fill_gradient(stage, full, step);

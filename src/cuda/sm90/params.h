@@ -17,7 +17,9 @@
     16384 /* or: 128 rows of 64 bf16 with the 128-byte swizzle, four of them */
 #define MOK_SM90_STAGING_BYTES (128 * MOK_SM90_STAGING_PITCH)
 #define MOK_SM90_TASK_SLOTS 4
-#define MOK_SM90_COURIERS 48 /* threads of a dispatching block that carry rows */
+#define MOK_SM90_COURIERS 48          /* threads of a dispatching block that carry rows */
+#define MOK_SM90_SILU_PARTS (14 << 7) /* magnitudes of 14 exponents */
+#define MOK_SM90_SILU_FLOATS (3 * 65536 + 2 * MOK_SM90_SILU_PARTS) /* all tables of silu */
 #define MOK_SM90_PHASE_SCHEDULE 3
 #define MOK_SM90_PHASE_FORWARD 4 /* mok_phase, asserted in src/cuda/layer.c */
 #define MOK_SM90_PHASE_BACKWARD 6
@@ -179,6 +181,7 @@ typedef struct mok_sm90_pass {
     float limit, silu_limit, dsilu_limit;
     const float *silu;   /* [65536] by bf16 bits */
     const float *slopes; /* [65536, 2] silu and its slope */
+    const float *parts;  /* [MOK_SM90_SILU_PARTS, 2], silu.cuh */
     uint64_t timeout_ns;
     uint32_t *abort; /* device: not 0 once a wait has failed */
     mok_sm90_fault *fault;

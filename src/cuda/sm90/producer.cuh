@@ -121,7 +121,7 @@ static __device__ __noinline__ void sm90_producer(const mok_sm90_pass &p, int32_
         next.number++;
         next.step = SM90_STEP_LOAD;
         next.idx = atomicAdd(mine.next_compute, 1u); /* its latency hides behind the first fills */
-        for (int32_t k = 0; k < task->k_steps; k++) {
+        for (int32_t k = 0; k < feed.steps(task); k++) {
             mbarrier_wait(ptx_shared_address(&control->empty[stage.slot]), stage.parity ^ 1);
             feed.fill(stages + stage.slot * MOK_SM90_STAGE_BYTES,
                       ptx_shared_address(&control->full[stage.slot]), k);

@@ -7,17 +7,31 @@
 #include "cuda/sm90/ptx/barrier.cuh"
 #include "cuda/sm90/ptx/sync.cuh"
 #include "cuda/sm90/ptx/wgmma.cuh"
+#include "cuda/sm90/silu.cuh"
 #include "numerics/exp.h"
 
-/* silu of all bf16 values, then pairs of it and its slope. */
+/* silu of all bf16 values, then pairs of it and its slope, then what gives such pairs. The pairs
+ * that backward computes from the last are computed the same way here, so that comparing the table
+ * with the CPU's functions tests them. */
 extern "C" __global__ void mok_sm90_silu_table(float *table)
 {
     const uint32_t bits = blockIdx.x * blockDim.x + threadIdx.x;
     if (bits < 65536) {
-        const float silu = mok_silu_f32(mok_f32_of_bits(bits << 16));
-        table[bits] = silu;
-        table[65536 + 2 * bits] = silu;
-        table[65536 + 2 * bits + 1] = mok_dsilu_f32(mok_f32_of_bits(bits << 16));
+        const float x = mok_f32_of_bits(bits << 16);
+        const uint32_t at = (bits & 0x7FFF) - SM90_SLOPE_FIRST;
+        float2 pair = {mok_silu_f32(x), mok_dsilu_f32(x)};
+        table[bits] = pair.x;
+        if (at < SM90_SLOPE_HALF) {
+            const float e = mok_exp_f32(mok_exp_argument(x));
+            const float2 part = {e, __fdiv_rn(1.0f, __fadd_rn(1.0f, e))};
+            pair = sm90_silu_of_part(part, x);
+            if (bits < 32768) {
+                table[3 * 65536 + 2 * at] = part.x;
+                table[3 * 65536 + 2 * at + 1] = part.y;
+            }
+        }
+        table[65536 + 2 * bits] = pair.x;
+        table[65536 + 2 * bits + 1] = pair.y;
     }
 }
 

@@ -222,6 +222,43 @@ static __device__ __forceinline__ bool sm90_leaves_as_rows(int32_t kind)
            kind == MOK_TASK_SHARED_DX;
 }
 
+static __device__ __forceinline__ bool sm90_is_hidden(int32_t kind)
+{
+    return kind == MOK_TASK_D_HIDDEN || kind == MOK_TASK_SHARED_D_HIDDEN;
+}
+
+/* The router weight of a row of a tile: 1 for the shared expert's, 0 for padding. */
+static __device__ __forceinline__ float sm90_weight_of(const mok_sm90_pass &p,
+                                                       const mok_sm90_rank &mine,
+                                                       const mok_sm90_task &task, int row)
+{
+    if (task.kind == MOK_TASK_SHARED_D_HIDDEN) {
+        return 1.0f;
+    }
+    if (row >= task.row_count) {
+        return 0.0f;
+    }
+    const mok_sm90_rank &source = p.rank[__ldg(mine.peer_rank + task.source_row + row)];
+    const int32_t slot = __ldg(mine.peer_slot + task.source_row + row);
+    const int32_t slots = (int32_t)mine.shape.slots;
+    return __ldg(source.router_weights + slot / slots * source.router_stride + slot % slots);
+}
+
+/* g and u of 128 columns of the tile, into staging: boxes of 64 columns, g's two, then u's. One
+ * thread. */
+static __device__ __forceinline__ void sm90_fetch_gu(const CUtensorMap *maps,
+                                                     const mok_sm90_task &task, uint32_t staging,
+                                                     uint32_t barrier, int chunk)
+{
+    const CUtensorMap *map =
+        &maps[(task.kind == MOK_TASK_SHARED_D_HIDDEN ? MOK_BACK_MAPS : 0) + MOK_BACK_GU];
+    ptx_mbarrier_arrive_expect(barrier, 4 * MOK_SM90_STAGING_CHUNK);
+    for (int box = 0; box < 4; box++) {
+        ptx_tma_load_4d(staging + box * MOK_SM90_STAGING_CHUNK, map, barrier,
+                        task.col + chunk * 128 + box % 2 * 64, task.store_row, 0, box / 2);
+    }
+}
+
 /* What is left of a tile for the store warps; of backward's other tiles (d_hidden, and gradients
  * that do not leave as rows) the consumers have stored everything, and no thread has a target. */
 template <int pass>
@@ -236,6 +273,23 @@ sm90_store_tile(const mok_sm90_pass &p, int32_t rank, const mok_sm90_task &tile,
         }
     } else {
         sm90_store_gate_up(p, rank, tile, staging, middle);
+    }
+}
+
+/* What the consumers need besides the products of a d_hidden tile, fetched meanwhile. All earlier
+ * tiles have left staging. */
+static __device__ __forceinline__ void sm90_prepare_hidden(const mok_sm90_pass &p, int32_t rank,
+                                                           const mok_sm90_task &tile,
+                                                           unsigned char *staging,
+                                                           sm90_control *control)
+{
+    for (int row = (int)threadIdx.x - 32; row < 128; row += SM90_STORE_THREADS) {
+        control->weight[row] = sm90_weight_of(p, p.rank[rank], tile, row);
+    }
+    ptx_bar_sync<1, SM90_STORE_THREADS>();
+    if (threadIdx.x == 32) {
+        sm90_fetch_gu(p.map[rank], tile, ptx_shared_address(staging),
+                      ptx_shared_address(&control->gu_full), 0);
     }
 }
 
@@ -259,6 +313,9 @@ static __device__ __forceinline__ void sm90_stores(const mok_sm90_pass &p, int32
             break;
         }
         sm90_ring_next<MOK_SM90_TASK_SLOTS>(&slot);
+        if (pass == MOK_PASS_BACKWARD && sm90_is_hidden(tile.kind)) {
+            sm90_prepare_hidden(p, rank, tile, staging, control);
+        }
         const sm90_targets targets = sm90_targets_of(p, mine, tile);
         mbarrier_wait(ptx_shared_address(&control->staged_full), parity);
         parity ^= 1;

@@ -22,10 +22,13 @@ static __device__ __forceinline__ void ptx_stmatrix_x4(uint32_t address, uint32_
 }
 
 /* Reads of shared memory by its own 32-bit addresses: half the registers of a generic pointer. */
-static __device__ __forceinline__ uint32_t ptx_load_shared(uint32_t address)
+static __device__ __forceinline__ uint4 ptx_load_shared_16(uint32_t address)
 {
-    uint32_t x;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address) : "memory");
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(address)
+                 : "memory");
     return x;
 }
 
@@ -34,6 +37,11 @@ static __device__ __forceinline__ float2 ptx_load_shared_pair(uint32_t address)
     float2 x;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
     return x;
+}
+
+static __device__ __forceinline__ void ptx_store_shared_pair(uint32_t address, float x, float y)
+{
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
 
 #endif
