@@ -202,7 +202,7 @@ const char *result_difference(const problem *p, const result *a, const result *b
 
 run_config run_config_default(void)
 {
-    const run_config config = {1, 1, MOK_LEVEL_AUTO, 0, 0, 0, NULL, false, false, 1};
+    const run_config config = {1, 1, MOK_LEVEL_AUTO, 0, 0, 0, NULL, false, false, 1, NULL};
     return config;
 }
 
@@ -390,6 +390,9 @@ mok_status problem_run(const problem *p, const run_config *config, result *out)
     comm.threads = config->threads;
     comm.level = config->level;
     job work = {p, config, out};
+    if (config->apart != NULL) {
+        return apart_run(config->ranks, config->apart, &comm, run_rank, &work, NULL, NULL);
+    }
     return group_run(config->ranks, &comm, run_rank, &work, NULL, NULL);
 }
 

@@ -3,6 +3,7 @@
 #ifndef MOK_TESTS_PROBLEM_H
 #define MOK_TESTS_PROBLEM_H
 
+#include "apart.h"
 #include "group.h"
 #include "ref/layer.h"
 
@@ -40,7 +41,8 @@ typedef struct run_config {
     const int64_t *split; /* [ranks] tokens of each rank; NULL: whole lanes, evenly */
     bool recompute;       /* throw the activations away and recompute them before backward */
     bool int64_routes;
-    int32_t repeats; /* run everything this often and demand equal bytes; 0 counts as 1 */
+    int32_t repeats;         /* run everything this often and demand equal bytes; 0 counts as 1 */
+    const apart_plan *apart; /* NULL: the ranks share memory */
 } run_config;
 
 void problem_open(problem *p);
