@@ -1,7 +1,7 @@
 /* Ranks in processes of any launcher: how they find each other, and how they reach each other.
  *
  *   bootstrap   who is here: rank, number of ranks, and one call that gathers a few bytes of all.
- *               Your launcher's own (a callback).
+ *               Your launcher's own (a callback), TCP (below), or MPI (mok_mpi.h).
  *   memory      ranks that can map each other's memory do. This is tried, never guessed from
  *               names.
  *   link        messages between ranks that cannot, as on different hosts. Optional: without one,
@@ -79,6 +79,26 @@ MOK_API mok_status mok_comm_open_bootstrap(mok_comm **out, const mok_bootstrap *
 
 /* True when this rank and `peer` share memory (or are the same). Errors: none; false for NULL. */
 MOK_API bool mok_comm_shares_memory(const mok_comm *comm, int32_t peer);
+
+/* ---- Bootstrap over TCP ---- */
+
+/* Ranks meet at rank 0, which listens on host:port; launchers announce these as MASTER_ADDR and
+ * MASTER_PORT, RANK and WORLD_SIZE.
+ *
+ *   out         filled for mok_comm_open_bootstrap, without a link; context is NULL on failure
+ *   host        a name or an address at which rank 0 is reached, IPv4 or IPv6
+ *   port        1..65535
+ *   rank        0..ranks - 1, each once
+ *   timeout_ms  bounds this call and each gathering
+ *
+ * Collective; rank 0 may come last. Connections that do not say hello are dropped. Every rank that
+ * came learns of one that is missing or named twice, or has another number of ranks or version. The
+ * caller closes it once the communicator is open.
+ * Errors: ARGUMENT, MEMORY, DEVICE (the port is taken), MISMATCH, PEER; the message names a rank.
+ */
+MOK_API mok_status mok_bootstrap_tcp_open(mok_bootstrap *out, const char *host, int32_t port,
+                                          int32_t rank, int32_t ranks, int32_t timeout_ms);
+MOK_API void mok_bootstrap_tcp_close(mok_bootstrap *bootstrap); /* accepts NULL */
 
 #ifdef __cplusplus
 }
