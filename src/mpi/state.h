@@ -1,0 +1,43 @@
+/* What a communicator of MPI ranks holds, from opening to the end of its link. */
+#ifndef MOK_MPI_STATE_H
+#define MOK_MPI_STATE_H
+
+#include <mok/mok_mpi.h>
+#include <stdint.h>
+
+#include "core/memory.h"
+
+#define MOK_MPI_GATHER_BYTES 4096
+
+/* Messages from one peer: the buffer of the receive that is posted, or was answered last. */
+typedef struct mok_mpi_inbox {
+    MPI_Request request;
+    bool posted;
+    unsigned char message[MOK_LINK_MESSAGE_BYTES];
+} mok_mpi_inbox;
+
+/* Once a call has been given up while it was under way, MPI may still write here: then the memory
+ * stays, `abandoned`, until the process ends. */
+typedef struct mok_mpi_state {
+    mok_allocator allocator;
+    MPI_Comm comm; /* the library's own */
+    int rank, ranks;
+    int32_t timeout_ms;
+    bool abandoned;
+    MPI_Request sending[MOK_MAX_RANKS][MOK_LINK_SLOTS];
+    mok_mpi_inbox *inbox[MOK_MAX_RANKS]; /* NULL until a message is looked for */
+    unsigned char gather_in[MOK_MPI_GATHER_BYTES];
+    unsigned char gather_out[MOK_MAX_RANKS * MOK_MPI_GATHER_BYTES];
+} mok_mpi_state;
+
+/* The link's functions, with a mok_mpi_state as context; close also ends the state. */
+mok_link mok_mpi_link(mok_mpi_state *state);
+
+/* Waits for a request, timeout_ms at most. 0, or -1 on failure or when it did not complete; then
+ * the state is abandoned. */
+int mok_mpi_wait(mok_mpi_state *state, MPI_Request *request);
+
+/* Frees the communicator and the memory, unless the state is abandoned or not healthy. */
+void mok_mpi_state_end(mok_mpi_state *state, bool healthy);
+
+#endif
