@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "options.h"
+#include "ranks.h"
 #include "run.h"
 #include "verbs.h"
 
@@ -106,43 +107,42 @@ static bool names(train_config *config, const train_options *o, char *why)
            copy_path(config->resume_path, o->resume, "resume", why);
 }
 
-/* A whole number in [least, most] from the environment. */
-static bool number_from(const char *name, int64_t least, int64_t most, int64_t *out)
+/* This process may be one rank of several that a launcher made. */
+static mok_status take_ranks(train_config *config, cli_ranks *by, int64_t asked, int64_t *ranks,
+                             char *why)
 {
-    const char *text = getenv(name);
-    char *end = NULL;
-    const long long value = text != NULL ? strtoll(text, &end, 10) : 0;
-    *out = value;
-    return text != NULL && end != text && *end == '\0' && value >= least && value <= most;
-}
-
-/* Under mok launch this process is one rank of several: MOK_SHM, MOK_RANK and MOK_RANKS say which.
- */
-static mok_status take_environment(train_config *config, int64_t asked, int64_t *ranks, char *why)
-{
-    const char *name = getenv("MOK_SHM");
-    int64_t rank = 0;
-    if (name == NULL) {
+    const mok_status status = ranks_begin(by, config->timeout_ms);
+    if (status != MOK_OK) {
+        return train_fail(why, status, "%s", by->why);
+    }
+    if (by->bootstrap == RANKS_THREADS) {
         return MOK_OK;
     }
-    if (strlen(name) >= sizeof config->shm_name ||
-        !number_from("MOK_RANKS", 1, MOK_MAX_RANKS, ranks) ||
-        !number_from("MOK_RANK", 0, *ranks - 1, &rank)) {
+    if (asked != UNSET && asked != by->ranks) {
         return train_fail(why, MOK_ERROR_ARGUMENT,
-                          "MOK_SHM is set: MOK_RANKS must be 1..%d and MOK_RANK below it",
-                          MOK_MAX_RANKS);
+                          "--ranks is %" PRId64 ", the launcher made %d processes", asked,
+                          by->ranks);
     }
-    if (asked != UNSET && asked != *ranks) {
-        return train_fail(why, MOK_ERROR_ARGUMENT,
-                          "--ranks is %" PRId64 ", the launcher made %" PRId64 " processes", asked,
-                          *ranks);
-    }
-    (void)snprintf(config->shm_name, sizeof config->shm_name, "%s", name);
-    config->process_rank = (int32_t)rank;
+    *ranks = by->ranks;
+    config->process_rank = by->rank;
+    config->open_rank = ranks_open;
+    config->open_context = by;
     return MOK_OK;
 }
 
-static mok_status configure(train_config *config, const train_options *o, char *why)
+static mok_status take_timeout(train_config *config, const train_options *o, char *why)
+{
+    if (o->timeout_ms == UNSET) {
+        return MOK_OK;
+    }
+    if (o->timeout_ms < 1 || o->timeout_ms > 86400000) {
+        return train_fail(why, MOK_ERROR_ARGUMENT, "--timeout-ms must be 1..86400000");
+    }
+    config->timeout_ms = (int32_t)o->timeout_ms;
+    return MOK_OK;
+}
+
+static mok_status configure(train_config *config, cli_ranks *by, const train_options *o, char *why)
 {
     TRAIN_TRY(train_config_init(config, o->size, why));
     int64_t ranks = 1;
@@ -166,7 +166,8 @@ static mok_status configure(train_config *config, const train_options *o, char *
         return train_fail(why, MOK_ERROR_ARGUMENT, "--ranks must be 1..%d and --threads 0..256",
                           MOK_MAX_RANKS);
     }
-    TRAIN_TRY(take_environment(config, o->ranks, &ranks, why));
+    TRAIN_TRY(take_timeout(config, o, why));
+    TRAIN_TRY(take_ranks(config, by, o->ranks, &ranks, why));
     config->ranks = (int32_t)ranks;
     config->threads = (int32_t)threads;
     config->seed = (uint64_t)seed;
@@ -174,12 +175,7 @@ static mok_status configure(train_config *config, const train_options *o, char *
     config->temperature = o->temperature >= 0.0 ? o->temperature : config->temperature;
     /* Of several processes the first one speaks. */
     config->quiet = o->quiet || o->json || config->process_rank > 0;
-    if (o->timeout_ms != UNSET) {
-        if (o->timeout_ms < 1 || o->timeout_ms > 86400000) {
-            return train_fail(why, MOK_ERROR_ARGUMENT, "--timeout-ms must be 1..86400000");
-        }
-        config->timeout_ms = (int32_t)o->timeout_ms;
-    }
+    by->quiet = config->quiet;
     return train_config_check(config, why);
 }
 
@@ -203,14 +199,13 @@ static void catch_requests(void)
     (void)sigaction(SIGTERM, &action, NULL);
 }
 
-static void print_begin(const train_config *config)
+static void print_begin(const train_config *config, const cli_ranks *by)
 {
     (void)printf("size %s, %.2f M parameters, %" PRId64 " steps of %" PRId64 " tokens of %s\n",
                  config->size_name, (double)train_parameter_count(config) / 1e6, config->steps,
                  train_batch_tokens(config), config->data_path);
-    (void)printf("%d ranks %sof %d threads, class %s%s%s\n", config->ranks,
-                 config->shm_name[0] != '\0' ? "(processes that share memory) " : "",
-                 train_threads(config), mok_arith_string(config->arith),
+    (void)printf("%d ranks (%s) of %d threads, class %s%s%s\n", config->ranks,
+                 ranks_name(by->bootstrap), train_threads(config), mok_arith_string(config->arith),
                  config->resume_path[0] != '\0' ? ", resumed from " : "", config->resume_path);
     (void)fflush(stdout);
 }
@@ -286,28 +281,28 @@ int mok_cli_train(int argc, char **argv)
     if (code >= 0) {
         return code;
     }
-    mok_status status = configure(&config, &o, why);
+    cli_ranks by;
+    mok_status status = configure(&config, &by, &o, why);
     if (status != MOK_OK) {
         (void)fprintf(stderr, "mok train: %s\n", why);
-        return EXIT_CODE_USAGE;
+        return ranks_end(&by, EXIT_CODE_USAGE);
     }
     catch_requests();
     config.stop = &stop_asked;
     if (!config.quiet) {
-        print_begin(&config);
+        print_begin(&config, &by);
     }
     status = train_run(&out, &config, why);
     if (status != MOK_OK) {
         (void)fprintf(stderr, "mok train: %s: %s\n", mok_status_string(status), why);
-        return EXIT_CODE_FAULT;
+        return ranks_end(&by, EXIT_CODE_FAULT);
     }
-    char hex[MOK_DIGEST_HEX_BYTES];
-    mok_digest_hex(hex, &out.digest);
-    if (config.process_rank > 0) {
-        free(out.sample);
-        return EXIT_CODE_OK;
+    int end = EXIT_CODE_OK;
+    if (config.process_rank == 0) {
+        char hex[MOK_DIGEST_HEX_BYTES];
+        mok_digest_hex(hex, &out.digest);
+        end = o.json ? print_json(&out, &config, hex) : print_end(&out, &config);
     }
-    const int end = o.json ? print_json(&out, &config, hex) : print_end(&out, &config);
     free(out.sample);
-    return end;
+    return ranks_end(&by, end);
 }

@@ -46,9 +46,11 @@ typedef struct train_config {
     char data_path[TRAIN_PATH_BYTES];
     char out_path[TRAIN_PATH_BYTES];
     char resume_path[TRAIN_PATH_BYTES]; /* "" for a new run */
-    char
-        shm_name[80]; /* "": ranks are threads of this process; else this process is process_rank */
-    int32_t process_rank; /* of `ranks` processes that share memory under this name */
+    /* NULL: the ranks are threads of this process. Else opens this process as process_rank of
+     * `ranks`; the caller's errors are in mok_last_error. */
+    mok_status (*open_rank)(mok_comm **out, const mok_comm_config *config, void *context);
+    void *open_context;
+    int32_t process_rank; /* 0 where ranks are threads */
     int32_t timeout_ms;   /* of waits between processes */
     int32_t ranks;
     int32_t threads; /* of a rank; 0 to share the processors out */

@@ -330,8 +330,7 @@ static mok_status run_member(train_outcome *out, const train_config *config, con
     comm_config.threads = train_threads(config);
     comm_config.level = config->level;
     comm_config.timeout_ms = config->timeout_ms;
-    mok_status status = mok_comm_open_shm(&comm, config->shm_name, config->process_rank,
-                                          config->ranks, &comm_config);
+    mok_status status = config->open_rank(&comm, &comm_config, config->open_context);
     if (status != MOK_OK) {
         free(r);
         return train_fail(why, status, "%s", mok_last_error());
@@ -403,8 +402,8 @@ mok_status train_run(train_outcome *out, const train_config *config, char *why)
     TRAIN_TRY(train_text_open(&text, config, why));
     mok_status status = make_directory(config->out_path, why);
     if (status == MOK_OK) {
-        status = config->shm_name[0] != '\0' ? run_member(out, config, &text, why)
-                                             : run_ranks(out, config, &text, why);
+        status = config->open_rank != NULL ? run_member(out, config, &text, why)
+                                           : run_ranks(out, config, &text, why);
     }
     train_text_close(&text);
     return status;
