@@ -210,10 +210,14 @@ mok_status state_save(const model *m, const train_text *text, int64_t step, cons
     status = train_agree(m->comm, status, why);
     if (status == MOK_OK) {
         status = put_tensors(m, &w, unit);
+        if (status != MOK_OK) { /* a peer's, so the file has nothing to say */
+            (void)train_fail(why, status, "%s", mok_last_error());
+        }
     }
     if (w.file != NULL) {
+        char unsaid[TRAIN_WHY_BYTES];
         w.failed = w.failed || status != MOK_OK;
-        const mok_status finished = finish_file(&w, directory, why);
+        const mok_status finished = finish_file(&w, directory, status == MOK_OK ? why : unsaid);
         status = status != MOK_OK ? status : finished;
     }
     free(unit);
