@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "cuda/layer.h"
+#include "cuda/peers.h"
 #include "layer/check.h"
 
 /* ---- Checks ---- */
@@ -195,30 +196,34 @@ static mok_status fill_backward(mok_sm90_pass *p, mok_cuda_layer *layer, const m
 {
     mok_cuda_fill_pass(p, layer, io);
     p->phase = MOK_SM90_PHASE_BACKWARD;
-    for (int32_t r = 0; r < p->ranks; r++) {
+    for (int32_t r = layer->first; r < layer->first + layer->own; r++) {
         const mok_cuda_rank *rank = &layer->rank[r];
-        const mok_gradients *g = &back[r].gradients;
+        const mok_cuda_rank_io *mine = mok_cuda_io_of(layer, io, r);
+        const mok_cuda_rank_gradients *theirs = &back[r - layer->first];
+        const mok_gradients *g = &theirs->gradients;
         mok_sm90_rank *to = &p->rank[r];
-        to->send = back[r].dy.data;
-        to->send_stride = back[r].dy.stride[0];
+        to->send = theirs->dy.data;
+        to->send_stride = theirs->dy.stride[0];
         to->ring_in = mok_cuda_bf16_at(rank, rank->layout.ring_dy);
         to->out = g->dx.data;
         to->out_stride = g->dx.stride[0];
         to->ring_d = mok_cuda_bf16_at(rank, rank->layout.ring_d);
         to->shared_d = mok_cuda_bf16_at(rank, rank->layout.shared_d);
         to->router_part = (float *)(void *)(rank->memory + rank->layout.router_part);
-        to->d_router = g->d_router_weights.data;
-        to->d_router_stride = g->d_router_weights.stride[0];
+        if (layer->peers == NULL) { /* else peers write into memory that they have mapped */
+            to->d_router = g->d_router_weights.data;
+            to->d_router_stride = g->d_router_weights.stride[0];
+        }
         to->lanes = g->shared_lanes;
         to->grad[0] = grad_of(&g->gate, g->mode == MOK_GRAD_ADD);
         to->grad[1] = grad_of(&g->up, g->mode == MOK_GRAD_ADD);
         to->grad[2] = grad_of(&g->down, g->mode == MOK_GRAD_ADD);
-        MOK_TRY(fill_routed_maps(p->map[r], layer, rank, &io[r]));
+        MOK_TRY(fill_routed_maps(p->map[r], layer, rank, mine));
         if (rank->shape.shared_inner > 0) {
             to->grad[3] = grad_of(&g->shared_gate, false);
             to->grad[4] = grad_of(&g->shared_up, false);
             to->grad[5] = grad_of(&g->shared_down, false);
-            MOK_TRY(fill_shared_maps(p->map[r] + MOK_BACK_MAPS, layer, rank, &io[r], &back[r]));
+            MOK_TRY(fill_shared_maps(p->map[r] + MOK_BACK_MAPS, layer, rank, mine, theirs));
         }
     }
     return MOK_OK;
@@ -233,7 +238,9 @@ static mok_status launch_plan(mok_cuda_layer *layer, const mok_cuda_rank_gradien
     mok_cuda_fill_plan(&p, layer);
     for (int32_t r = 0; r < p.ranks; r++) {
         p.rank[r].shape = mok_cuda_backward_shape(&p.rank[r].shape);
-        p.rank[r].lanes = p.rank[r].tokens > 0 ? back[r].gradients.shared_lanes : 0;
+        p.rank[r].lanes = mok_cuda_owns(layer, r) && p.rank[r].tokens > 0
+                              ? back[r - layer->first].gradients.shared_lanes
+                              : 0; /* other processes' lists are not looked at here */
     }
     void *arguments[] = {&p};
     const dim3 blocks = {128 / (unsigned)p.ranks + 1, (unsigned)p.ranks, 1};
@@ -249,7 +256,15 @@ static mok_status backward_on_device(mok_cuda_layer *layer, const mok_cuda_rank_
     mok_sm90_pass p;
     MOK_TRY(fill_backward(&p, layer, io, back));
     MOK_TRY(launch_plan(layer, back, stream));
-    return mok_cuda_launch_pass(mok_sm90_backward_function(), &p, stream);
+    if (layer->peers != NULL) {
+        const mok_cuda_layout *at = &layer->rank[layer->first].layout;
+        MOK_TRY(mok_cuda_peers_send(layer, at->sent, &back->dy, stream));
+        MOK_TRY(mok_cuda_peers_meet(layer, MOK_PHASE_BACKWARD, stream));
+    }
+    MOK_TRY(mok_cuda_launch_pass(mok_sm90_backward_function(), &p, layer->own, stream));
+    return layer->peers == NULL
+               ? MOK_OK
+               : mok_cuda_peers_receive(layer, &back->gradients.d_router_weights, stream);
 }
 
 mok_status mok_cuda_backward(mok_cuda_layer *layer, const mok_cuda_rank_io *io,
@@ -261,8 +276,8 @@ mok_status mok_cuda_backward(mok_cuda_layer *layer, const mok_cuda_rank_io *io,
                 "the layer was opened forward_only");
     MOK_REQUIRE(layer->progress == MOK_CUDA_FORWARDED, MOK_ERROR_STATE,
                 "no forward has run since the last schedule");
-    for (int32_t r = 0; r < layer->cuda.ranks; r++) {
-        MOK_TRY(check_rank(layer, &io[r], &gradients[r], r));
+    for (int32_t r = layer->first; r < layer->first + layer->own; r++) {
+        MOK_TRY(check_rank(layer, mok_cuda_io_of(layer, io, r), &gradients[r - layer->first], r));
     }
     int previous = 0;
     MOK_TRY(mok_cuda_enter(layer, &previous));

@@ -1,5 +1,6 @@
 /* Opening and closing a layer on a device: memory, self-test, the shape of the launch. */
 #include "cuda/layer.h"
+#include "cuda/peers.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -45,11 +46,17 @@ mok_status mok_cuda_leave(mok_status status, int previous)
     return status;
 }
 
-static mok_status check_config(const mok_layer_config *config, const mok_cuda_config *cuda)
+static mok_status check_size(const mok_cuda_config *cuda)
 {
     MOK_REQUIRE(cuda != NULL, MOK_ERROR_ARGUMENT, "cuda is NULL");
     MOK_REQUIRE(cuda->struct_bytes == sizeof *cuda, MOK_ERROR_ARGUMENT,
                 "cuda.struct_bytes is %zu, must be %zu", cuda->struct_bytes, sizeof *cuda);
+    return MOK_OK;
+}
+
+static mok_status check_config(const mok_layer_config *config, const mok_cuda_config *cuda)
+{
+    MOK_TRY(check_size(cuda));
     MOK_REQUIRE(cuda->ranks >= 1 && cuda->ranks <= MOK_CUDA_MAX_RANKS, MOK_ERROR_ARGUMENT,
                 "cuda.ranks is %d, must be 1..%d", cuda->ranks, MOK_CUDA_MAX_RANKS);
     MOK_REQUIRE(cuda->timeout_ms >= 1 && cuda->timeout_ms <= 86400000, MOK_ERROR_ARGUMENT,
@@ -72,10 +79,10 @@ static mok_status check_config(const mok_layer_config *config, const mok_cuda_co
  * communication. */
 static mok_status cut_grid(mok_cuda_layer *layer, const struct cudaDeviceProp *device)
 {
-    layer->blocks_per_rank = device->multiProcessorCount / layer->cuda.ranks;
+    layer->blocks_per_rank = device->multiProcessorCount / layer->own;
     MOK_REQUIRE(layer->blocks_per_rank >= 2, MOK_ERROR_DEVICE,
-                "%d ranks need %d multiprocessors, the device has %d", layer->cuda.ranks,
-                2 * layer->cuda.ranks, device->multiProcessorCount);
+                "%d ranks need %d multiprocessors, the device has %d", layer->own, 2 * layer->own,
+                device->multiProcessorCount);
     const int32_t most = layer->blocks_per_rank - 1;
     const int32_t otherwise = layer->blocks_per_rank / 8 > 0 ? layer->blocks_per_rank / 8 : 1;
     layer->comm_blocks = layer->cuda.comm_blocks != 0 ? layer->cuda.comm_blocks : otherwise;
@@ -105,7 +112,7 @@ static mok_status check_device(mok_cuda_layer *layer)
 
 static mok_status take_trace(mok_cuda_layer *layer)
 {
-    const size_t blocks = (size_t)layer->cuda.ranks * (size_t)layer->blocks_per_rank;
+    const size_t blocks = (size_t)layer->own * (size_t)layer->blocks_per_rank;
     const size_t events =
         blocks * MOK_SM90_TRACE_ROLES * (size_t)layer->cuda.trace_events * sizeof(mok_sm90_event);
     const size_t heads = blocks * sizeof(mok_sm90_trace_head);
@@ -119,22 +126,58 @@ static mok_status take_trace(mok_cuda_layer *layer)
     return MOK_OK;
 }
 
-static mok_status take_memory(mok_cuda_layer *layer)
+static mok_status lay_out_ranks(mok_cuda_layer *layer)
 {
-    void *memory = NULL;
     for (int32_t r = 0; r < layer->cuda.ranks; r++) {
         mok_cuda_rank *rank = &layer->rank[r];
         rank->tokens = -1;
         MOK_TRY(mok_cuda_shape_make(&rank->shape, &layer->config, layer->cuda.ranks, r,
                                     layer->blocks_per_rank));
-        MOK_REQUIRE(mok_cuda_layout_make(&rank->layout, &rank->shape, layer->cuda.forward_only),
+        MOK_REQUIRE(mok_cuda_layout_make(&rank->layout, &rank->shape, layer->cuda.forward_only,
+                                         layer->peers != NULL),
                     MOK_ERROR_MEMORY, "rank %d needs more bytes than an address can name", r);
+    }
+    return MOK_OK;
+}
+
+/* Of virtual ranks. */
+static mok_status take_ranks(mok_cuda_layer *layer)
+{
+    void *memory = NULL;
+    for (int32_t r = 0; r < layer->cuda.ranks; r++) {
+        mok_cuda_rank *rank = &layer->rank[r];
         MOK_CUDA_TRY(cudaMalloc(&memory, rank->layout.bytes));
         rank->memory = memory;
+        rank->plan = rank->memory + mok_cuda_plan_begin(&rank->layout);
         layer->bytes += rank->layout.bytes;
         MOK_CUDA_TRY(cudaMemset(rank->memory + rank->layout.words, 0,
                                 rank->layout.bytes - rank->layout.words));
     }
+    return MOK_OK;
+}
+
+/* Schedules of ranks in other processes. */
+static mok_status take_plans(mok_cuda_layer *layer)
+{
+    void *memory = NULL;
+    for (int32_t r = 0; r < layer->cuda.ranks; r++) {
+        mok_cuda_rank *rank = &layer->rank[r];
+        const size_t bytes = mok_cuda_plan_bytes(&rank->layout);
+        if (mok_cuda_owns(layer, r)) {
+            rank->plan = rank->memory + mok_cuda_plan_begin(&rank->layout);
+            continue;
+        }
+        MOK_CUDA_TRY(cudaMalloc(&memory, bytes));
+        rank->plan = memory;
+        layer->bytes += bytes;
+        MOK_CUDA_TRY(cudaMemset(rank->plan, 0, bytes));
+    }
+    return MOK_OK;
+}
+
+static mok_status take_common(mok_cuda_layer *layer)
+{
+    void *memory = NULL;
     MOK_REQUIRE(mok_cuda_common_layout_make(&layer->common_layout, &layer->rank[0].shape),
                 MOK_ERROR_MEMORY, "the schedule needs more bytes than an address can name");
     MOK_CUDA_TRY(cudaMalloc(&memory, layer->common_layout.bytes));
@@ -150,31 +193,62 @@ static mok_status take_memory(mok_cuda_layer *layer)
     return MOK_OK;
 }
 
-static mok_status open_on_device(mok_cuda_layer *layer)
+static mok_status test_device(mok_cuda_layer *layer)
 {
-    MOK_TRY(check_device(layer));
-    MOK_TRY(take_memory(layer));
     MOK_TRY(mok_device_self_test((float *)(void *)(layer->common + layer->common_layout.silu)));
     MOK_CUDA_TRY(cudaDeviceSynchronize());
+    return MOK_OK;
+}
+
+static mok_status open_virtual(mok_cuda_layer *layer)
+{
+    MOK_TRY(check_device(layer));
+    MOK_TRY(lay_out_ranks(layer));
+    MOK_TRY(take_ranks(layer));
+    MOK_TRY(take_common(layer));
+    return test_device(layer);
+}
+
+/* What this process can do by itself, agreed on; then memory that all must see. */
+static mok_status open_alone(mok_cuda_layer *layer)
+{
+    MOK_TRY(check_device(layer));
+    return lay_out_ranks(layer);
+}
+
+static mok_status open_together(mok_cuda_layer *layer)
+{
+    MOK_TRY(take_plans(layer));
+    MOK_TRY(take_common(layer));
+    return test_device(layer);
+}
+
+static mok_status make_layer(mok_cuda_layer **out, const mok_layer_config *config,
+                             const mok_cuda_config *cuda)
+{
+    mok_cuda_layer *layer = calloc(1, sizeof *layer);
+    MOK_REQUIRE(layer != NULL, MOK_ERROR_MEMORY, "no memory for a layer");
+    layer->config = *config;
+    layer->cuda = *cuda;
+    layer->own = cuda->ranks;
+    layer->silu_limit = mok_silu_f32(config->swiglu_limit);
+    layer->dsilu_limit = mok_dsilu_f32(config->swiglu_limit);
+    *out = layer;
     return MOK_OK;
 }
 
 mok_status mok_cuda_layer_open(mok_cuda_layer **out, const mok_layer_config *config,
                                const mok_cuda_config *cuda)
 {
+    mok_cuda_layer *layer = NULL;
     MOK_REQUIRE(out != NULL, MOK_ERROR_ARGUMENT, "out is NULL");
     *out = NULL;
     MOK_TRY(check_config(config, cuda));
-    mok_cuda_layer *layer = calloc(1, sizeof *layer);
-    MOK_REQUIRE(layer != NULL, MOK_ERROR_MEMORY, "no memory for a layer");
-    layer->config = *config;
-    layer->cuda = *cuda;
-    layer->silu_limit = mok_silu_f32(config->swiglu_limit);
-    layer->dsilu_limit = mok_dsilu_f32(config->swiglu_limit);
+    MOK_TRY(make_layer(&layer, config, cuda));
     int previous = 0;
     mok_status status = mok_cuda_enter(layer, &previous);
     if (status == MOK_OK) {
-        status = mok_cuda_leave(open_on_device(layer), previous);
+        status = mok_cuda_leave(open_virtual(layer), previous);
     }
     if (status != MOK_OK) {
         (void)cudaGetLastError();
@@ -183,6 +257,123 @@ mok_status mok_cuda_layer_open(mok_cuda_layer **out, const mok_layer_config *con
     }
     *out = layer;
     return MOK_OK;
+}
+
+/* ---- Ranks in processes ---- */
+
+void mok_cuda_memory_init(mok_cuda_memory *memory)
+{
+    if (memory != NULL) {
+        memset(memory, 0, sizeof *memory);
+        memory->struct_bytes = sizeof *memory;
+        memory->mapping = MOK_CUDA_MAP_IPC;
+    }
+}
+
+mok_status mok_cuda_memory_bytes(size_t *out, const mok_layer_config *config,
+                                 const mok_cuda_config *cuda, int32_t blocks, int32_t rank,
+                                 int32_t ranks)
+{
+    mok_shape shape;
+    mok_cuda_layout layout;
+    MOK_REQUIRE(out != NULL && config != NULL, MOK_ERROR_ARGUMENT, "out or config is NULL");
+    MOK_TRY(check_size(cuda));
+    MOK_REQUIRE(ranks >= 1 && ranks <= MOK_CUDA_MAX_RANKS && rank >= 0 && rank < ranks,
+                MOK_ERROR_ARGUMENT, "rank is %d of %d, must be 0..ranks - 1 of 1..%d", rank, ranks,
+                MOK_CUDA_MAX_RANKS);
+    MOK_REQUIRE(blocks >= 2, MOK_ERROR_ARGUMENT, "blocks is %d, must be at least 2", blocks);
+    MOK_TRY(mok_cuda_shape_make(&shape, config, ranks, rank, blocks));
+    MOK_REQUIRE(mok_cuda_layout_make(&layout, &shape, cuda->forward_only, true), MOK_ERROR_MEMORY,
+                "rank %d needs more bytes than an address can name", rank);
+    *out = layout.bytes;
+    return MOK_OK;
+}
+
+static mok_status check_member(const mok_layer_config *config, const mok_cuda_config *cuda,
+                               const mok_cuda_memory *memory)
+{
+    MOK_TRY(check_config(config, cuda));
+    MOK_REQUIRE(memory->struct_bytes == sizeof *memory, MOK_ERROR_ARGUMENT,
+                "memory.struct_bytes is %zu, must be %zu", memory->struct_bytes, sizeof *memory);
+    MOK_REQUIRE(memory->mapping >= MOK_CUDA_MAP_IPC && memory->mapping <= MOK_CUDA_MAP_EXTERNAL,
+                MOK_ERROR_ARGUMENT, "memory.mapping is %d, unknown", (int)memory->mapping);
+    return MOK_OK;
+}
+
+/* This rank's end as far as it comes without the others. *layer is NULL on failure. */
+static mok_status begin_member(mok_cuda_layer **out, const mok_layer_config *config,
+                               const mok_cuda_config *cuda, mok_comm *comm,
+                               const mok_cuda_memory *memory)
+{
+    int previous = 0;
+    MOK_TRY(check_member(config, cuda, memory));
+    MOK_TRY(make_layer(out, config, cuda));
+    mok_cuda_layer *layer = *out;
+    layer->first = mok_comm_rank(comm);
+    layer->own = 1;
+    layer->peers = calloc(1, sizeof *layer->peers);
+    mok_status status = layer->peers != NULL
+                            ? mok_cuda_enter(layer, &previous)
+                            : mok_fail(MOK_ERROR_MEMORY, "no memory for a layer's peers");
+    if (status == MOK_OK) {
+        layer->peers->comm = comm;
+        layer->peers->mapping = memory->mapping;
+        status = mok_cuda_leave(open_alone(layer), previous);
+    }
+    return status;
+}
+
+mok_status mok_cuda_layer_open_ranks(mok_cuda_layer **out, const mok_layer_config *config,
+                                     const mok_cuda_config *cuda, mok_comm *comm,
+                                     const mok_cuda_memory *memory)
+{
+    mok_cuda_layer *layer = NULL;
+    mok_cuda_memory defaults;
+    mok_cuda_config mine;
+    int previous = 0;
+    mok_cuda_memory_init(&defaults);
+    MOK_REQUIRE(out != NULL, MOK_ERROR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    MOK_REQUIRE(comm != NULL, MOK_ERROR_ARGUMENT, "comm is NULL");
+    mok_cuda_config_init(&mine);
+    if (cuda != NULL && cuda->struct_bytes == sizeof mine) {
+        mine = *cuda;
+        mine.ranks = mok_comm_size(comm);
+        mine.stalled_rank = -1;
+    }
+    const mok_cuda_memory *use = memory != NULL ? memory : &defaults;
+    const mok_status begun = begin_member(&layer, config, cuda != NULL ? &mine : NULL, comm, use);
+    mok_status status = mok_comm_agree(comm, begun);
+    if (status == MOK_OK) {
+        status = mok_cuda_enter(layer, &previous);
+        status = status == MOK_OK ? mok_cuda_peers_map(layer, use) : status;
+        status = status == MOK_OK ? open_together(layer) : status;
+        status = mok_cuda_leave(status, previous);
+        status = mok_comm_agree(comm, status); /* and all memory is zeroed */
+    }
+    if (status != MOK_OK) {
+        (void)cudaGetLastError();
+        mok_cuda_layer_close(&layer);
+        return status;
+    }
+    *out = layer;
+    return MOK_OK;
+}
+
+/* ---- Closing ---- */
+
+static void close_ranks(mok_cuda_layer *layer)
+{
+    if (layer->peers != NULL) {
+        mok_cuda_peers_unmap(layer);
+    }
+    for (int32_t r = 0; r < layer->cuda.ranks; r++) {
+        if (layer->peers == NULL) {
+            (void)cudaFree(layer->rank[r].memory);
+        } else if (!mok_cuda_owns(layer, r)) {
+            (void)cudaFree(layer->rank[r].plan);
+        }
+    }
 }
 
 void mok_cuda_layer_close(mok_cuda_layer **layer)
@@ -194,15 +385,14 @@ void mok_cuda_layer_close(mok_cuda_layer **layer)
     mok_cuda_layer *mine = *layer;
     if (mok_cuda_enter(mine, &previous) == MOK_OK) {
         (void)cudaDeviceSynchronize();
-        for (int32_t r = 0; r < mine->cuda.ranks; r++) {
-            (void)cudaFree(mine->rank[r].memory);
-        }
+        close_ranks(mine);
         (void)cudaFree(mine->common);
         (void)cudaFree(mine->trace);
         (void)cudaFree(mine->trace_head);
         (void)cudaFreeHost(mine->fault);
         (void)mok_cuda_leave(MOK_OK, previous);
     }
+    free(mine->peers);
     free(mine);
     *layer = NULL;
 }

@@ -63,7 +63,8 @@ static size_t add_words(mok_extent *extent, int64_t count)
     return mok_extent_add(extent, mok_round_up(count * (int64_t)sizeof(uint32_t), LINE), 1, 1, 1);
 }
 
-bool mok_cuda_layout_make(mok_cuda_layout *out, const mok_shape *shape, bool forward_only)
+bool mok_cuda_layout_make(mok_cuda_layout *out, const mok_shape *shape, bool forward_only,
+                          bool apart)
 {
     const mok_shape wide = mok_cuda_backward_shape(shape);
     const int64_t trains = forward_only ? 0 : 1;
@@ -105,6 +106,13 @@ bool mok_cuda_layout_make(mok_cuda_layout *out, const mok_shape *shape, bool for
     out->left = add_words(&extent, 1);
     out->epoch = add_words(&extent, 1);
     out->slot = add_words(&extent, shape->ranks);
+    const int64_t copies = apart ? tokens : 0;
+    out->meet_epoch = add_words(&extent, 1);
+    out->meet_slot = add_words(&extent, shape->ranks);
+    out->sent = mok_extent_add(&extent, copies, shape->hidden, 1, BF16);
+    out->sent_routes = mok_extent_add(&extent, copies, shape->slots, 1, sizeof(int64_t));
+    out->sent_weights = mok_extent_add(&extent, copies, shape->slots, 1, sizeof(float));
+    out->received_weights = mok_extent_add(&extent, copies, shape->slots, 1, sizeof(float));
     out->bytes = extent.bytes;
     return !extent.overflow;
 }

@@ -29,9 +29,26 @@ typedef struct mok_cuda_layout {
     size_t list_count; /* [3] i32 */
     size_t counters;   /* [MOK_COUNTERS * counter_blocks] u32 */
     size_t next_compute, done, left, epoch;
-    size_t slot; /* [ranks] u32 */
+    size_t slot;                  /* [ranks] u32 */
+    size_t meet_epoch, meet_slot; /* of ranks in processes, as epoch and slot */
+    /* Copies of a rank's tensors in memory that its peers have mapped; of ranks in processes. */
+    size_t sent;             /* [max_tokens, H] bf16: x, then dy */
+    size_t sent_routes;      /* [max_tokens, K] i32 or i64 */
+    size_t sent_weights;     /* [max_tokens, K] f32 */
+    size_t received_weights; /* [max_tokens, K] f32: gradients of the router weights */
     size_t bytes;
 } mok_cuda_layout;
+
+/* The schedule of a rank as each process has it: [plan_begin, plan_end) of that rank's layout. */
+static inline size_t mok_cuda_plan_begin(const mok_cuda_layout *layout)
+{
+    return layout->routes;
+}
+
+static inline size_t mok_cuda_plan_bytes(const mok_cuda_layout *layout)
+{
+    return layout->counters - layout->routes;
+}
 
 /* The shape as the device's kernels cut it. minibatch_rows of 0 gives what keeps `blocks` blocks
  * busy for two rounds of gate/up tiles. Errors: as mok_shape_make; SHAPE where an extent is no
@@ -44,8 +61,10 @@ mok_status mok_cuda_shape_make(mok_shape *out, const mok_layer_config *config, i
 /* Tiles of backward are as wide as the product: 256 columns. */
 mok_shape mok_cuda_backward_shape(const mok_shape *shape);
 
-/* What only backward needs is left out with forward_only. False when the sum passes SIZE_MAX. */
-bool mok_cuda_layout_make(mok_cuda_layout *out, const mok_shape *shape, bool forward_only);
+/* What only backward needs is left out with forward_only, what only ranks in processes need without
+ * apart. False when the sum passes SIZE_MAX. */
+bool mok_cuda_layout_make(mok_cuda_layout *out, const mok_shape *shape, bool forward_only,
+                          bool apart);
 
 /* What all ranks share: chunk counts of the schedule, abort flag, the table of silu. */
 typedef struct mok_cuda_common_layout {

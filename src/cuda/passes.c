@@ -4,12 +4,8 @@
 #include <string.h>
 
 #include "cuda/layer.h"
+#include "cuda/peers.h"
 #include "layer/check.h"
-
-static mok_sm90_fault *device_fault(const mok_cuda_layer *layer)
-{
-    return layer->fault; /* mapped memory has one address under unified addressing */
-}
 
 static mok_status check_layer(const mok_cuda_layer *layer)
 {
@@ -22,8 +18,8 @@ static mok_status check_layer(const mok_cuda_layer *layer)
 static mok_status check_routes(const mok_cuda_layer *layer, const mok_tensor *routes)
 {
     MOK_REQUIRE(routes != NULL, MOK_ERROR_ARGUMENT, "routes is NULL");
-    for (int32_t r = 0; r < layer->cuda.ranks; r++) {
-        const mok_shape *shape = &layer->rank[r].shape;
+    for (int32_t r = 0; r < layer->own; r++) {
+        const mok_shape *shape = &layer->rank[layer->first + r].shape;
         const mok_wanted wanted = {
             "routes", MOK_DTYPE_I32, MOK_DTYPE_I64, 2, {shape->max_tokens, shape->slots, 0}, true};
         MOK_TRY(mok_check_tensor(&routes[r], &wanted));
@@ -36,10 +32,11 @@ static mok_status check_routes(const mok_cuda_layer *layer, const mok_tensor *ro
 
 static mok_sm90_list list_of(const mok_cuda_rank *rank)
 {
-    const mok_sm90_list list = {(mok_sm90_task *)(void *)(rank->memory + rank->layout.forward),
-                                (mok_sm90_task *)(void *)(rank->memory + rank->layout.backward),
-                                (mok_sm90_task *)(void *)(rank->memory + rank->layout.comm),
-                                (int32_t *)(void *)(rank->memory + rank->layout.list_count)};
+    const mok_cuda_layout *at = &rank->layout;
+    const mok_sm90_list list = {(mok_sm90_task *)(void *)mok_cuda_plan_at(rank, at->forward),
+                                (mok_sm90_task *)(void *)mok_cuda_plan_at(rank, at->backward),
+                                (mok_sm90_task *)(void *)mok_cuda_plan_at(rank, at->comm),
+                                (int32_t *)(void *)mok_cuda_plan_at(rank, at->list_count)};
     return list;
 }
 
@@ -52,33 +49,39 @@ void mok_cuda_fill_plan(mok_sm90_schedule *p, mok_cuda_layer *layer)
     p->chunk_count = (uint32_t *)(void *)(layer->common + layer->common_layout.chunk_count);
     p->total = (uint32_t *)(void *)(layer->common + layer->common_layout.total);
     p->abort = mok_cuda_abort_flag(layer);
-    p->fault = device_fault(layer);
+    p->fault = layer->fault;
     for (int32_t r = 0; r < p->ranks; r++) {
         const mok_cuda_rank *rank = &layer->rank[r];
         const mok_cuda_layout *at = &rank->layout;
         mok_sm90_schedule_rank *to = &p->rank[r];
         to->shape = rank->shape;
         to->tokens = rank->tokens;
-        to->routes_out = (int32_t *)(void *)(rank->memory + at->routes);
-        to->peer_rank = (int32_t *)(void *)(rank->memory + at->peer_rank);
-        to->peer_slot = (int32_t *)(void *)(rank->memory + at->peer_slot);
-        to->block_expert = (int32_t *)(void *)(rank->memory + at->block_expert);
-        to->segment_begin = (int64_t *)(void *)(rank->memory + at->segment_begin);
-        to->segment_count = (int64_t *)(void *)(rank->memory + at->segment_count);
-        to->row_count = (int64_t *)(void *)(rank->memory + at->row_count);
+        to->routes_out = (int32_t *)(void *)mok_cuda_plan_at(rank, at->routes);
+        to->peer_rank = (int32_t *)(void *)mok_cuda_plan_at(rank, at->peer_rank);
+        to->peer_slot = (int32_t *)(void *)mok_cuda_plan_at(rank, at->peer_slot);
+        to->block_expert = (int32_t *)(void *)mok_cuda_plan_at(rank, at->block_expert);
+        to->segment_begin = (int64_t *)(void *)mok_cuda_plan_at(rank, at->segment_begin);
+        to->segment_count = (int64_t *)(void *)mok_cuda_plan_at(rank, at->segment_count);
+        to->row_count = (int64_t *)(void *)mok_cuda_plan_at(rank, at->row_count);
         to->list = list_of(rank);
     }
 }
 
-static void fill_schedule(mok_sm90_schedule *p, mok_cuda_layer *layer, const mok_tensor *routes)
+static void fill_schedule(mok_sm90_schedule *p, mok_cuda_layer *layer, const mok_tensor *routes,
+                          const int64_t tokens[MOK_CUDA_MAX_RANKS])
 {
     mok_cuda_fill_plan(p, layer);
     p->wide = routes[0].dtype == MOK_DTYPE_I64 ? 1 : 0;
     for (int32_t r = 0; r < p->ranks; r++) {
         mok_sm90_schedule_rank *to = &p->rank[r];
-        to->routes = routes[r].data;
-        to->routes_stride = routes[r].stride[0];
-        to->tokens = routes[r].shape[0];
+        to->tokens = tokens[r];
+        if (layer->peers != NULL) {
+            to->routes = layer->rank[r].memory + layer->rank[r].layout.sent_routes;
+            to->routes_stride = layer->config.slots;
+        } else {
+            to->routes = routes[r].data;
+            to->routes_stride = routes[r].stride[0];
+        }
         p->chunk_begin[r + 1] =
             p->chunk_begin[r] + (int32_t)mok_cuda_chunks_of(to->tokens, layer->config.slots);
     }
@@ -110,17 +113,54 @@ static mok_status launch_schedule(mok_sm90_schedule *p, cudaStream_t stream)
     return MOK_OK;
 }
 
+/* Every process builds every rank's schedule, from copies of all routes: none waits for another's
+ * result, and what is wrong with one rank's routes is seen by all. Nobody reads the copies any more
+ * when all have met, and all are there when they have met again. */
+static mok_status share_routes(mok_cuda_layer *layer, const mok_tensor *routes, cudaStream_t stream)
+{
+    const size_t at = layer->rank[layer->first].layout.sent_routes;
+    if (layer->peers == NULL) {
+        return MOK_OK;
+    }
+    MOK_TRY(mok_cuda_peers_meet(layer, MOK_PHASE_SCHEDULE, stream));
+    MOK_TRY(mok_cuda_peers_send(layer, at, routes, stream));
+    return mok_cuda_peers_meet(layer, MOK_PHASE_SCHEDULE, stream);
+}
+
+static mok_status build_on_device(mok_cuda_layer *layer, const mok_tensor *routes,
+                                  const int64_t tokens[MOK_CUDA_MAX_RANKS], cudaStream_t stream)
+{
+    mok_sm90_schedule p;
+    MOK_TRY(share_routes(layer, routes, stream));
+    fill_schedule(&p, layer, routes, tokens);
+    return launch_schedule(&p, stream);
+}
+
+static mok_status count_tokens(mok_cuda_layer *layer, const mok_tensor *routes,
+                               int64_t tokens[MOK_CUDA_MAX_RANKS])
+{
+    const mok_status mine = check_routes(layer, routes);
+    if (layer->peers != NULL) {
+        return mok_cuda_peers_count(layer, mine, mine == MOK_OK ? routes[0].shape[0] : 0,
+                                    mine == MOK_OK ? routes[0].dtype : MOK_DTYPE_I32, tokens);
+    }
+    for (int32_t r = 0; r < layer->own && mine == MOK_OK; r++) {
+        tokens[r] = routes[r].shape[0];
+    }
+    return mine;
+}
+
 mok_status mok_cuda_schedule_build(mok_cuda_layer *layer, const mok_tensor *routes, void *stream)
 {
+    int64_t tokens[MOK_CUDA_MAX_RANKS] = {0};
     MOK_TRY(check_layer(layer));
-    MOK_TRY(check_routes(layer, routes));
-    mok_sm90_schedule p;
-    fill_schedule(&p, layer, routes);
+    MOK_TRY(count_tokens(layer, routes, tokens));
     int previous = 0;
     MOK_TRY(mok_cuda_enter(layer, &previous));
-    const mok_status status = mok_cuda_leave(launch_schedule(&p, stream), previous);
+    const mok_status status =
+        mok_cuda_leave(build_on_device(layer, routes, tokens, stream), previous);
     for (int32_t r = 0; r < layer->cuda.ranks; r++) {
-        layer->rank[r].tokens = status == MOK_OK ? p.rank[r].tokens : -1;
+        layer->rank[r].tokens = status == MOK_OK ? tokens[r] : -1;
     }
     layer->progress = status == MOK_OK ? MOK_CUDA_SCHEDULED : MOK_CUDA_NOTHING;
     return status;
@@ -202,15 +242,15 @@ static void fill_rank(mok_sm90_rank *to, const mok_cuda_rank *rank, const mok_cu
     const mok_cuda_layout *at = &rank->layout;
     to->shape = rank->shape;
     to->tokens = rank->tokens;
-    to->peer_rank = (const int32_t *)(const void *)(rank->memory + at->peer_rank);
-    to->peer_slot = (const int32_t *)(const void *)(rank->memory + at->peer_slot);
-    to->block_expert = (const int32_t *)(const void *)(rank->memory + at->block_expert);
-    to->segment_begin = (const int64_t *)(const void *)(rank->memory + at->segment_begin);
-    to->segment_count = (const int64_t *)(const void *)(rank->memory + at->segment_count);
-    to->row_count = (const int64_t *)(const void *)(rank->memory + at->row_count);
+    to->peer_rank = (const int32_t *)(const void *)mok_cuda_plan_at(rank, at->peer_rank);
+    to->peer_slot = (const int32_t *)(const void *)mok_cuda_plan_at(rank, at->peer_slot);
+    to->block_expert = (const int32_t *)(const void *)mok_cuda_plan_at(rank, at->block_expert);
+    to->segment_begin = (const int64_t *)(const void *)mok_cuda_plan_at(rank, at->segment_begin);
+    to->segment_count = (const int64_t *)(const void *)mok_cuda_plan_at(rank, at->segment_count);
+    to->row_count = (const int64_t *)(const void *)mok_cuda_plan_at(rank, at->row_count);
     to->router_weights = io->router_weights.data;
     to->router_stride = io->router_weights.stride[0];
-    to->routes = (const int32_t *)(const void *)(rank->memory + at->routes);
+    to->routes = (const int32_t *)(const void *)mok_cuda_plan_at(rank, at->routes);
     to->ring_h = mok_cuda_bf16_at(rank, at->ring_h);
     to->shared_h = mok_cuda_bf16_at(rank, at->shared_h);
     to->shared_y = mok_cuda_bf16_at(rank, at->shared_y);
@@ -225,6 +265,24 @@ static void fill_rank(mok_sm90_rank *to, const mok_cuda_rank *rank, const mok_cu
     to->done = word_at(rank, at->done);
     to->left = word_at(rank, at->left);
     to->epoch = word_at(rank, at->epoch);
+    to->slot = word_at(rank, at->slot);
+}
+
+/* What a rank needs of another process's: what it sends, where its results go, where it waits. All
+ * ranks' router weights are looked at before a pass, so that all see what is wrong with one's. */
+static void fill_peer(mok_sm90_rank *to, const mok_cuda_rank *rank)
+{
+    const mok_cuda_layout *at = &rank->layout;
+    to->shape = rank->shape;
+    to->tokens = rank->tokens;
+    to->routes = (const int32_t *)(const void *)mok_cuda_plan_at(rank, at->routes);
+    to->send = mok_cuda_bf16_at(rank, at->sent);
+    to->send_stride = rank->shape.hidden;
+    to->router_weights = (const float *)(const void *)(rank->memory + at->sent_weights);
+    to->router_stride = rank->shape.slots;
+    to->d_router = (float *)(void *)(rank->memory + at->received_weights);
+    to->d_router_stride = rank->shape.slots;
+    to->slots = mok_cuda_bf16_at(rank, at->slots);
     to->slot = word_at(rank, at->slot);
 }
 
@@ -285,14 +343,18 @@ void mok_cuda_fill_pass(mok_sm90_pass *p, mok_cuda_layer *layer, const mok_cuda_
     p->silu = silu;
     p->slopes = silu + 65536;
     p->parts = silu + 3 * 65536;
-    p->timeout_ns = (uint64_t)layer->cuda.timeout_ms * 1000000u;
-    p->abort = mok_cuda_abort_flag(layer);
-    p->fault = device_fault(layer);
+    p->deadline = mok_cuda_deadline(layer);
     p->trace = layer->trace;
     p->trace_head = layer->trace_head;
     p->trace_events = layer->cuda.trace_events;
+    p->first_rank = layer->first;
     for (int32_t r = 0; r < p->ranks; r++) {
-        fill_rank(&p->rank[r], &layer->rank[r], &io[r]);
+        if (layer->peers != NULL) {
+            fill_peer(&p->rank[r], &layer->rank[r]);
+        }
+        if (mok_cuda_owns(layer, r)) {
+            fill_rank(&p->rank[r], &layer->rank[r], mok_cuda_io_of(layer, io, r));
+        }
     }
 }
 
@@ -300,14 +362,15 @@ static mok_status fill_forward(mok_sm90_pass *p, mok_cuda_layer *layer, const mo
 {
     mok_cuda_fill_pass(p, layer, io);
     p->phase = MOK_SM90_PHASE_FORWARD;
-    for (int32_t r = 0; r < p->ranks; r++) {
+    for (int32_t r = layer->first; r < layer->first + layer->own; r++) {
+        const mok_cuda_rank_io *mine = mok_cuda_io_of(layer, io, r);
         mok_sm90_rank *to = &p->rank[r];
-        to->send = io[r].x.data;
-        to->send_stride = io[r].x.stride[0];
+        to->send = mine->x.data;
+        to->send_stride = mine->x.stride[0];
         to->ring_in = mok_cuda_bf16_at(&layer->rank[r], layer->rank[r].layout.ring_x);
-        to->out = io[r].out.data;
-        to->out_stride = io[r].out.stride[0];
-        MOK_TRY(fill_maps(p->map[r], layer->encode, &layer->rank[r], &io[r]));
+        to->out = mine->out.data;
+        to->out_stride = mine->out.stride[0];
+        MOK_TRY(fill_maps(p->map[r], layer->encode, &layer->rank[r], mine));
     }
     return MOK_OK;
 }
@@ -317,8 +380,8 @@ mok_status mok_cuda_launch_check(const mok_sm90_pass *pass, int32_t slots, cudaS
     mok_sm90_check p;
     memset(&p, 0, sizeof p);
     p.slots = slots;
-    p.abort = pass->abort;
-    p.fault = pass->fault;
+    p.abort = pass->deadline.abort;
+    p.fault = pass->deadline.fault;
     for (int32_t r = 0; r < pass->ranks; r++) {
         p.rank[r].tokens = pass->rank[r].tokens;
         p.rank[r].routes = pass->rank[r].routes;
@@ -333,7 +396,8 @@ mok_status mok_cuda_launch_check(const mok_sm90_pass *pass, int32_t slots, cudaS
     return MOK_OK;
 }
 
-mok_status mok_cuda_launch_pass(const void *function, mok_sm90_pass *p, cudaStream_t stream)
+mok_status mok_cuda_launch_pass(const void *function, mok_sm90_pass *p, int32_t own,
+                                cudaStream_t stream)
 {
     cudaLaunchAttribute cooperative;
     memset(&cooperative, 0, sizeof cooperative);
@@ -341,7 +405,7 @@ mok_status mok_cuda_launch_pass(const void *function, mok_sm90_pass *p, cudaStre
     cooperative.val.cooperative = 1;
     cudaLaunchConfig_t launch;
     memset(&launch, 0, sizeof launch);
-    launch.gridDim.x = (unsigned)(p->ranks * p->blocks_per_rank);
+    launch.gridDim.x = (unsigned)(own * p->blocks_per_rank);
     launch.gridDim.y = launch.gridDim.z = 1;
     launch.blockDim.x = MOK_SM90_THREADS;
     launch.blockDim.y = launch.blockDim.z = 1;
@@ -359,8 +423,14 @@ static mok_status forward_on_device(mok_cuda_layer *layer, const mok_cuda_rank_i
 {
     mok_sm90_pass p;
     MOK_TRY(fill_forward(&p, layer, io));
+    if (layer->peers != NULL) {
+        const mok_cuda_layout *at = &layer->rank[layer->first].layout;
+        MOK_TRY(mok_cuda_peers_send(layer, at->sent, &io->x, stream));
+        MOK_TRY(mok_cuda_peers_send(layer, at->sent_weights, &io->router_weights, stream));
+        MOK_TRY(mok_cuda_peers_meet(layer, MOK_PHASE_FORWARD, stream));
+    }
     MOK_TRY(mok_cuda_launch_check(&p, (int32_t)layer->config.slots, stream));
-    MOK_TRY(mok_cuda_launch_pass(mok_sm90_forward_function(), &p, stream));
+    MOK_TRY(mok_cuda_launch_pass(mok_sm90_forward_function(), &p, layer->own, stream));
     layer->progress = MOK_CUDA_FORWARDED;
     return MOK_OK;
 }
@@ -369,8 +439,8 @@ mok_status mok_cuda_forward(mok_cuda_layer *layer, const mok_cuda_rank_io *io, v
 {
     MOK_TRY(check_layer(layer));
     MOK_REQUIRE(io != NULL, MOK_ERROR_ARGUMENT, "io is NULL");
-    for (int32_t r = 0; r < layer->cuda.ranks; r++) {
-        MOK_TRY(check_io(layer, &io[r], r));
+    for (int32_t r = layer->first; r < layer->first + layer->own; r++) {
+        MOK_TRY(check_io(layer, mok_cuda_io_of(layer, io, r), r));
     }
     int previous = 0;
     MOK_TRY(mok_cuda_enter(layer, &previous));
@@ -423,6 +493,12 @@ mok_status mok_cuda_fault_clear(mok_cuda_layer *layer)
     int previous = 0;
     MOK_TRY(mok_cuda_enter(layer, &previous));
     cudaError_t error = cudaDeviceSynchronize();
+    if (layer->peers != NULL) { /* nobody's kernels still look at what failed */
+        const mok_status met = mok_comm_barrier(layer->peers->comm);
+        if (met != MOK_OK) {
+            return mok_cuda_leave(met, previous);
+        }
+    }
     if (error == cudaSuccess) {
         error = cudaMemset(mok_cuda_abort_flag(layer), 0, sizeof(uint32_t));
     }
@@ -453,8 +529,11 @@ static mok_status copy_schedule(const mok_cuda_rank *rank, int64_t *row_count, i
     MOK_CUDA_TRY(cudaDeviceSynchronize());
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         if (parts[i].to != NULL) {
-            MOK_CUDA_TRY(cudaMemcpy(parts[i].to, rank->memory + parts[i].from, parts[i].bytes,
-                                    cudaMemcpyDeviceToHost));
+            const unsigned char *from =
+                parts[i].from >= mok_cuda_plan_begin(at) && parts[i].from < at->counters
+                    ? mok_cuda_plan_at(rank, parts[i].from)
+                    : rank->memory + parts[i].from;
+            MOK_CUDA_TRY(cudaMemcpy(parts[i].to, from, parts[i].bytes, cudaMemcpyDeviceToHost));
         }
     }
     return MOK_OK;

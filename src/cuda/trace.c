@@ -67,7 +67,7 @@ static void convert(const mok_cuda_layer *layer, const trace_copy *copy, mok_cud
             if (*count < capacity) {
                 const mok_cuda_event made = {time_of(head, event->begin, first),
                                              time_of(head, event->end, first),
-                                             block / layer->blocks_per_rank,
+                                             layer->first + block / layer->blocks_per_rank,
                                              block,
                                              (mok_cuda_role)role,
                                              (mok_cuda_what)event->what,
@@ -87,8 +87,7 @@ mok_status mok_cuda_trace_read(mok_cuda_layer *layer, mok_cuda_event *out, int64
                 MOK_ERROR_ARGUMENT, "layer, count or out is NULL, or capacity is negative");
     MOK_REQUIRE(layer->trace != NULL, MOK_ERROR_STATE,
                 "the layer was opened with trace_events of 0");
-    trace_copy copy = {NULL, NULL, layer->cuda.ranks * layer->blocks_per_rank,
-                       layer->cuda.trace_events};
+    trace_copy copy = {NULL, NULL, layer->own * layer->blocks_per_rank, layer->cuda.trace_events};
     int previous = 0;
     MOK_TRY(mok_cuda_enter(layer, &previous));
     const mok_status status = mok_cuda_leave(copy_trace(layer, &copy), previous);

@@ -21,6 +21,11 @@ void check_forward(gpu_check *check);    /* y is the CPU library's, byte for byt
 void check_backward(gpu_check *check);   /* every gradient is the CPU library's, byte for byte */
 void check_invariance(gpu_check *check); /* ranks, blocks, chunks, addresses, repeats: one result */
 void check_graph(gpu_check *check);      /* replays with changed inputs */
+void check_ranks(gpu_check *check);      /* ranks in processes give the same bytes */
+
+/* A process of check_ranks: NAME RANK RANKS SCENE. Its exit code. */
+int check_ranks_child(char **words);
+
 void check_faults(
     gpu_check *check); /* bad input and absent ranks end in a status, nothing written */
 

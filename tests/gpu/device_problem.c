@@ -18,8 +18,8 @@ void cuda_must(cudaError_t error, const char *what)
 
 device_config device_config_default(void)
 {
-    const device_config config = {1,     0,    20000,          -1,   0, 0, 0, NULL, false,
-                                  false, true, MOK_GRAD_STORE, false};
+    const device_config config = {1,     0,    20000,          -1,    0,    0,   0, NULL, false,
+                                  false, true, MOK_GRAD_STORE, false, NULL, NULL};
     return config;
 }
 
@@ -227,6 +227,10 @@ static mok_status open_layer(device_problem *d)
     cuda.timeout_ms = d->config.timeout_ms;
     cuda.stalled_rank = d->config.stalled_rank;
     cuda.forward_only = d->config.forward_only ? 1 : 0;
+    if (d->config.comm != NULL) {
+        return mok_cuda_layer_open_ranks(&d->layer, &config, &cuda, d->config.comm,
+                                         d->config.memory);
+    }
     return mok_cuda_layer_open(&d->layer, &config, &cuda);
 }
 
@@ -315,10 +319,21 @@ void device_problem_poison(device_problem *d, int byte)
     cuda_must(cudaDeviceSynchronize(), "poison");
 }
 
+/* The first rank of this process, to whose elements the calls begin. */
+static int32_t first_of(const device_problem *d)
+{
+    return d->config.comm != NULL ? mok_comm_rank(d->config.comm) : 0;
+}
+
+mok_status device_problem_schedule(device_problem *d)
+{
+    return mok_cuda_schedule_build(d->layer, d->route_view + first_of(d), d->stream);
+}
+
 mok_status device_problem_launch(device_problem *d)
 {
-    const mok_status status = mok_cuda_schedule_build(d->layer, d->route_view, d->stream);
-    return status != MOK_OK ? status : mok_cuda_forward(d->layer, d->io, d->stream);
+    const mok_status status = device_problem_schedule(d);
+    return status != MOK_OK ? status : mok_cuda_forward(d->layer, d->io + first_of(d), d->stream);
 }
 
 bool device_problem_read(device_problem *d, uint16_t *y, char *why, size_t why_bytes)
@@ -362,7 +377,7 @@ void device_problem_poison_gradients(device_problem *d, int byte)
 
 mok_status device_problem_launch_backward(device_problem *d)
 {
-    return mok_cuda_backward(d->layer, d->io, d->back, d->stream);
+    return mok_cuda_backward(d->layer, d->io + first_of(d), d->back + first_of(d), d->stream);
 }
 
 bool device_problem_read_gradients(device_problem *d, result *r, char *why, size_t why_bytes)

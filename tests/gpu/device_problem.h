@@ -5,7 +5,7 @@
 #define MOK_TESTS_GPU_DEVICE_PROBLEM_H
 
 #include <cuda_runtime_api.h>
-#include <mok/mok_cuda.h>
+#include <mok/mok_cuda_ranks.h>
 
 #include "problem.h"
 
@@ -18,6 +18,8 @@ typedef struct device_config {
     bool forward_only;
     mok_grad_mode mode;
     bool bf16_gradients; /* with MOK_GRAD_STORE */
+    mok_comm *comm;      /* this process is one of the ranks; NULL: it has all of them */
+    const mok_cuda_memory *memory;
 } device_config;
 
 typedef struct device_problem {
@@ -46,6 +48,9 @@ void device_problem_upload(device_problem *d);
 
 /* Fills y with a byte. */
 void device_problem_poison(device_problem *d, int byte);
+
+/* The schedule alone. */
+mok_status device_problem_schedule(device_problem *d);
 
 /* Schedule and forward on the problem's stream; does not wait. */
 mok_status device_problem_launch(device_problem *d);

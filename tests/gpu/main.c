@@ -18,6 +18,7 @@ static const struct {
 } checks[] = {
     {"schedule", check_schedule},     {"forward", check_forward}, {"backward", check_backward},
     {"invariance", check_invariance}, {"graph", check_graph},     {"faults", check_faults},
+    {"ranks", check_ranks},
 };
 
 #define CHECKS (sizeof checks / sizeof checks[0])
@@ -78,6 +79,9 @@ static int run_all(char **names, int count, bool quick, int32_t cases, int32_t r
 
 int main(int argc, char **argv)
 {
+    if (argc == 6 && strcmp(argv[1], "--child") == 0) {
+        return check_ranks_child(argv + 2);
+    }
     bool quick = false;
     int32_t repeats = 1000;
     int32_t cases = INT32_MAX;

@@ -174,17 +174,23 @@ typedef struct mok_sm90_trace_head {
     uint32_t count[MOK_SM90_TRACE_ROLES];
 } mok_sm90_trace_head;
 
+/* What bounds a wait, and where its failure is written. */
+typedef struct mok_sm90_deadline {
+    uint64_t timeout_ns;
+    uint32_t *abort; /* device: not 0 once a wait has failed */
+    mok_sm90_fault *fault;
+} mok_sm90_deadline;
+
 typedef struct mok_sm90_pass {
     int32_t ranks, blocks_per_rank, comm_blocks;
+    int32_t first_rank;   /* of this launch: all ranks are one, or each has its own */
     int32_t stalled_rank; /* a rank whose blocks leave at once, for tests; -1 for none */
     int32_t clamped;
     float limit, silu_limit, dsilu_limit;
     const float *silu;   /* [65536] by bf16 bits */
     const float *slopes; /* [65536, 2] silu and its slope */
     const float *parts;  /* [MOK_SM90_SILU_PARTS, 2], silu.cuh */
-    uint64_t timeout_ns;
-    uint32_t *abort; /* device: not 0 once a wait has failed */
-    mok_sm90_fault *fault;
+    mok_sm90_deadline deadline;
     mok_sm90_event *trace; /* [blocks, roles, trace_events], or NULL */
     mok_sm90_trace_head *trace_head;
     int32_t trace_events;
@@ -192,6 +198,23 @@ typedef struct mok_sm90_pass {
     mok_sm90_rank rank[MOK_SM90_MAX_RANKS];
     CUtensorMap map[MOK_SM90_MAX_RANKS][MOK_SM90_MAPS];
 } mok_sm90_pass;
+
+/* ---- Ranks in processes ---- */
+
+typedef struct mok_sm90_meeting {
+    int32_t ranks, rank, phase;
+    uint32_t *epoch;                    /* of this rank */
+    uint32_t *slot[MOK_SM90_MAX_RANKS]; /* [R] of each rank */
+    mok_sm90_deadline deadline;
+} mok_sm90_meeting;
+
+/* f32 [rows, cols] from packed rows to rows `stride` elements apart. */
+typedef struct mok_sm90_receipt {
+    const float *from;
+    float *to;
+    int64_t rows, cols, stride;
+    uint32_t *abort;
+} mok_sm90_receipt;
 
 /* ---- Values before a pass ---- */
 

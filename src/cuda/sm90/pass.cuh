@@ -18,7 +18,7 @@ template <int pass>
 static __device__ __forceinline__ void sm90_pass(const mok_sm90_pass &p, unsigned char *shared)
 {
     sm90_control *control = sm90_control_of(shared);
-    const int32_t rank = (int32_t)blockIdx.x / p.blocks_per_rank;
+    const int32_t rank = p.first_rank + (int32_t)blockIdx.x / p.blocks_per_rank;
     const int32_t local = (int32_t)blockIdx.x % p.blocks_per_rank;
     if (rank == p.stalled_rank || sm90_aborted(p)) {
         return; /* an earlier kernel of the step has failed: nothing may be written */

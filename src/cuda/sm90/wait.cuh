@@ -7,7 +7,7 @@
 
 static __device__ __forceinline__ bool sm90_aborted(const mok_sm90_pass &p)
 {
-    return *(volatile const uint32_t *)p.abort != 0;
+    return *(volatile const uint32_t *)p.deadline.abort != 0;
 }
 
 /* The first failure of a step writes the record; every wait after it ends at once, and later
@@ -34,9 +34,9 @@ static __device__ __noinline__ void sm90_report(uint32_t *abort, mok_sm90_fault 
 /* Waits until *counter has reached value, modulo 2^32. False after the deadline, or when any other
  * wait has failed. System scope serves counters that peers raise. */
 template <bool system>
-static __device__ __forceinline__ bool sm90_wait(const mok_sm90_pass &p, const uint32_t *counter,
-                                                 uint32_t value, int32_t rank, int32_t peer,
-                                                 int32_t phase, int64_t task_idx)
+static __device__ __forceinline__ bool
+sm90_wait_in(const mok_sm90_deadline &deadline, const uint32_t *counter, uint32_t value,
+             int32_t rank, int32_t peer, int32_t phase, int64_t task_idx)
 {
     uint64_t since = 0;
     for (uint32_t round = 0;; round++) {
@@ -50,12 +50,12 @@ static __device__ __forceinline__ bool sm90_wait(const mok_sm90_pass &p, const u
         ptx_nanosleep(64);
         if ((round & 255) == 255) {
             const uint64_t time = ptx_global_timer_ns();
-            if (sm90_aborted(p)) {
+            if (*(volatile const uint32_t *)deadline.abort != 0) {
                 return false;
             }
             if (since == 0) {
                 since = time;
-            } else if (time - since > p.timeout_ns) {
+            } else if (time - since > deadline.timeout_ns) {
                 const mok_sm90_fault late = {MOK_SM90_FAULT_PEER,
                                              rank,
                                              peer,
@@ -64,11 +64,19 @@ static __device__ __forceinline__ bool sm90_wait(const mok_sm90_pass &p, const u
                                              (int64_t)((time - since) / 1000000u),
                                              0,
                                              0};
-                sm90_report(p.abort, p.fault, late);
+                sm90_report(deadline.abort, deadline.fault, late);
                 return false;
             }
         }
     }
+}
+
+template <bool system>
+static __device__ __forceinline__ bool sm90_wait(const mok_sm90_pass &p, const uint32_t *counter,
+                                                 uint32_t value, int32_t rank, int32_t peer,
+                                                 int32_t phase, int64_t task_idx)
+{
+    return sm90_wait_in<system>(p.deadline, counter, value, rank, peer, phase, task_idx);
 }
 
 #endif
