@@ -228,6 +228,9 @@ static mok_status join(joining *j, hello *mine)
     MOK_TRY(gather(j, j->sees, &seen, sizeof seen, "who sees whom"));
     MOK_TRY(check_reach(j));
     MOK_TRY(pass_verdicts(j, finish(j)));
+    if (comm->mail != NULL) {
+        mok_mail_start(comm); /* the last gathering is over */
+    }
     return mok_comm_barrier_in(comm, MOK_PHASE_OPEN);
 }
 

@@ -60,7 +60,7 @@ typedef struct mok_mail {
     pthread_t courier;
     bool running;
     int64_t beat_ms; /* of the last heartbeat */
-    _Atomic bool stop;
+    _Atomic bool start, stop;
 } mok_mail;
 
 static size_t padded(size_t bytes)
@@ -351,6 +351,11 @@ static void *courier_main(void *context)
     int64_t idle = 0;
     while (!atomic_load_explicit(&mail->stop, memory_order_acquire)) {
         bool moved = false;
+        if (!atomic_load_explicit(&mail->start, memory_order_acquire)) {
+            const struct timespec moment = {0, 100000};
+            nanosleep(&moment, NULL);
+            continue;
+        }
         const int64_t now = mok_now_ms();
         const bool beat = now - mail->beat_ms >= HEARTBEAT_MS;
         mail->beat_ms = beat ? now : mail->beat_ms;
@@ -430,6 +435,11 @@ mok_status mok_mail_open(mok_comm *comm, const mok_link *link)
     mail->running = pthread_create(&mail->courier, NULL, courier_main, mail) == 0;
     MOK_REQUIRE(mail->running, MOK_ERROR_MEMORY, "no thread for messages");
     return MOK_OK;
+}
+
+void mok_mail_start(mok_comm *comm)
+{
+    atomic_store_explicit(&comm->mail->start, true, memory_order_release);
 }
 
 /* A goodbye is the last record to a peer, so whoever has all of them has all mail. */

@@ -27,8 +27,12 @@
 /* Layers that can be open at once on one communicator. */
 #define MOK_MAIL_PARTS 1024
 
-/* Starts the courier of a rank that has remote peers; link is copied. Errors: MEMORY. */
+/* Takes what a rank that has remote peers needs, its courier too; link is copied, and not called
+ * yet: the bootstrap may still be gathering by the same means. Errors: MEMORY. */
 mok_status mok_mail_open(mok_comm *comm, const mok_link *link);
+
+/* From here on the courier calls the link. */
+void mok_mail_start(mok_comm *comm);
 
 /* Sends what is left, says goodbye and waits for the others' goodbye, timeout_ms at most; after a
  * fault does none of it. Then ends the courier and calls link.close. */
