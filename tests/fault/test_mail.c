@@ -195,7 +195,8 @@ static void a_gathering_that_fails_ends_opening(void **state)
         apart_plan plan = {0};
         plan.mapped = 6;
         plan.refuse_gathering = at;
-        expect_all(&plan, 20000, many_gatherings, MOK_ERROR_PEER, "in phase open", 15.0);
+        expect_all(&plan, 20000, many_gatherings, MOK_ERROR_PEER,
+                   "in phase open: refused by the plan", 15.0);
     }
 }
 
