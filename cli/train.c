@@ -281,7 +281,7 @@ int mok_cli_train(int argc, char **argv)
     if (code >= 0) {
         return code;
     }
-    cli_ranks by;
+    cli_ranks by = {0}; /* configure may end before it looks for them */
     mok_status status = configure(&config, &by, &o, why);
     if (status != MOK_OK) {
         (void)fprintf(stderr, "mok train: %s\n", why);
