@@ -39,8 +39,9 @@ typedef struct mok_link {
     /* The next message from `peer`: 1 and where it lies, until the next call for that peer; 0 none
      * yet; -1 on failure. A failure means that the peer is gone. */
     int (*receive)(void *context, int32_t peer, const void **message, size_t *bytes);
-    /* Called once, when the communicator is closed or could not be opened; may be NULL. healthy is
-     * false after a fault: peers may be gone, and nothing that waits for them may be called. */
+    /* Called once, when the communicator is closed or could not be opened, unless the bootstrap
+     * itself was refused; may be NULL. healthy is false after a fault: peers may be gone, and
+     * nothing that waits for them may be called. */
     void (*close)(void *context, bool healthy);
 } mok_link;
 

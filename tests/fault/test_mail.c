@@ -253,6 +253,58 @@ static void layers_open_and_close_behind_a_link(void **state)
     expect_all(&plan, 20000, layers_come_and_go, MOK_OK, "", 15.0);
 }
 
+static int no_send(void *context, int32_t peer, int32_t slot, const void *message, size_t bytes)
+{
+    (void)context, (void)peer, (void)slot, (void)message, (void)bytes;
+    return -1;
+}
+
+static int not_sent(void *context, int32_t peer, int32_t slot)
+{
+    (void)context, (void)peer, (void)slot;
+    return -1;
+}
+
+static int nothing_there(void *context, int32_t peer, const void **message, size_t *bytes)
+{
+    (void)context, (void)peer, (void)message, (void)bytes;
+    return -1;
+}
+
+static void count_close(void *context, bool healthy)
+{
+    int *closed = context;
+    closed[healthy ? 1 : 0]++;
+}
+
+static int gather_one(void *context, void *out, const void *in, size_t bytes)
+{
+    (void)context;
+    memcpy(out, in, bytes);
+    return 0;
+}
+
+static void a_link_is_closed_once_however_opening_ends(void **state)
+{
+    (void)state;
+    int closed[2] = {0, 0};
+    const mok_link link = {sizeof link, closed, no_send, not_sent, nothing_there, count_close};
+    mok_comm *comm = NULL;
+    mok_bootstrap bootstrap;
+    mok_comm_config config = quick(1000);
+    mok_bootstrap_init(&bootstrap);
+    bootstrap.ranks = 1;
+    bootstrap.allgather = gather_one;
+    bootstrap.link = &link;
+    assert_int_equal(mok_comm_open_bootstrap(&comm, &bootstrap, &config), MOK_OK);
+    assert_int_equal(closed[1], 1); /* a single rank needs none */
+    mok_comm_close(&comm);
+    config.threads = 0;
+    assert_int_equal(mok_comm_open_bootstrap(&comm, &bootstrap, &config), MOK_ERROR_ARGUMENT);
+    assert_int_equal(closed[0], 1);
+    assert_int_equal(closed[1], 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -266,6 +318,7 @@ int main(void)
         cmocka_unit_test(a_gathering_that_fails_ends_opening),
         cmocka_unit_test(ends_close_in_any_order),
         cmocka_unit_test(layers_open_and_close_behind_a_link),
+        cmocka_unit_test(a_link_is_closed_once_however_opening_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
