@@ -100,14 +100,20 @@ int mok_mpi_gather(mok_mpi_state *state, MPI_Comm comm, size_t bytes)
 void mok_mpi_state_end(mok_mpi_state *state, bool healthy)
 {
     const mok_allocator allocator = state->allocator;
-    if (state->abandoned || !healthy) {
-        return; /* MPI may still write into it */
+    bool used = false; /* by messages, which nobody has waited for unless healthy */
+    for (int peer = 0; peer < state->ranks; peer++) {
+        used = used || state->inbox[peer] != NULL;
+    }
+    if (state->abandoned || (used && !healthy)) {
+        return;
     }
     for (int peer = 0; peer < state->ranks; peer++) {
         if (state->inbox[peer] != NULL) {
             mok_release(&allocator, state->inbox[peer], sizeof *state->inbox[peer]);
         }
     }
-    (void)MPI_Comm_free(&state->comm);
+    if (healthy) {
+        (void)MPI_Comm_free(&state->comm);
+    }
     mok_release(&allocator, state, sizeof *state);
 }

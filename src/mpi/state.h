@@ -46,7 +46,8 @@ int mok_mpi_wait(mok_mpi_state *state, int count, MPI_Request *request);
  * Not MPI_Iallgather: when that does not end, nobody can say who is missing. */
 int mok_mpi_gather(mok_mpi_state *state, MPI_Comm comm, size_t bytes);
 
-/* Frees the communicator and the memory, unless the state is abandoned or not healthy. */
+/* Gives back what MPI is done with; the communicator, which is freed by all ranks, only if healthy.
+ */
 void mok_mpi_state_end(mok_mpi_state *state, bool healthy);
 
 #endif
