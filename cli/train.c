@@ -125,6 +125,7 @@ static mok_status take_ranks(train_config *config, cli_ranks *by, int64_t asked,
     }
     *ranks = by->ranks;
     config->process_rank = by->rank;
+    config->ranks_here = by->here;
     config->open_rank = ranks_open;
     config->open_context = by;
     return MOK_OK;
