@@ -47,6 +47,11 @@ void mok_mail_remove(mok_comm *comm, const mok_symmetric *symmetric);
 void mok_mail_put(mok_comm *comm, int32_t peer, const mok_symmetric *symmetric, int32_t owner,
                   size_t offset, const void *data, size_t bytes);
 
+/* How much longer than timeout_ms a wait for `peer` may last: a rank that still shows signs of life
+ * waits for another itself, it may be, and knows its name; it gets time to say so. 0 for a peer
+ * that is silent, or shares memory. */
+int64_t mok_mail_patience_ms(const mok_comm *comm, int32_t peer);
+
 /* This rank's arrival at its epoch's barrier: its call, what it has staged, its slot. Sends all
  * that is waiting. */
 void mok_mail_arrive(mok_comm *comm, int32_t peer, size_t staged_bytes);

@@ -111,6 +111,29 @@ static void a_rank_that_stops_is_named_after_the_deadline(void **state)
                15.0);
 }
 
+/* Rank 1 goes while its last words are on their way: rank 2 has them, passes, and then waits for
+ * rank 0, which waits for rank 1. Both must name rank 1. */
+static void the_rank_that_others_wait_for_in_turn_is_named(void **state)
+{
+    (void)state;
+    int32_t wrong = 0;
+    for (int32_t at = 3; at < 23; at++) {
+        apart_plan plan = {0};
+        plan.from = 1;
+        plan.to = 0;
+        plan.hold_at = at;
+        const mok_comm_config config = quick(200);
+        mok_status status[RANKS];
+        char text[RANKS][240];
+        (void)apart_run(RANKS, &plan, &config, many_gatherings, NULL, status, text);
+        for (int32_t rank = 0; rank < RANKS; rank += 2) {
+            assert_int_equal(status[rank], MOK_ERROR_PEER);
+            wrong += strstr(text[rank], "rank 0 waited for rank 1 in phase") == NULL;
+        }
+    }
+    assert_int_equal(wrong, 0);
+}
+
 static mok_status rank_1_leaves(mok_comm *comm, void *context)
 {
     (void)context;
@@ -312,6 +335,7 @@ int main(void)
         cmocka_unit_test(a_message_that_makes_no_sense_is_a_fault),
         cmocka_unit_test(a_rank_that_stops_is_named_after_the_deadline),
         cmocka_unit_test(a_rank_that_leaves_early_is_named),
+        cmocka_unit_test(the_rank_that_others_wait_for_in_turn_is_named),
         cmocka_unit_test(sizes_that_differ_are_a_mismatch_everywhere),
         cmocka_unit_test(layers_that_differ_are_a_mismatch_everywhere),
         cmocka_unit_test(ranks_without_memory_or_link_are_refused),

@@ -24,7 +24,7 @@ typedef struct lane {
     int32_t looks;      /* at a message that is not shown yet */
     int32_t sent_count; /* since the beginning */
     bool busy[MOK_LINK_SLOTS];
-    bool broken;
+    bool broken, held;
     unsigned char garbled[MOK_LINK_MESSAGE_BYTES];
 } lane;
 
@@ -76,6 +76,12 @@ static int link_send(void *context, int32_t peer, int32_t slot, const void *mess
     l->sent_count++;
     if (has_fault(m, m->rank, peer) && l->sent_count == plan->break_at) {
         l->broken = true;
+    }
+    l->held = l->held || (has_fault(m, m->rank, peer) && l->sent_count == plan->hold_at);
+    if (l->held) { /* and its slot stays busy */
+        l->busy[slot] = true;
+        pthread_mutex_unlock(&l->lock);
+        return 0;
     }
     const bool fits = !l->broken && l->count < MOK_LINK_SLOTS && !l->busy[slot] &&
                       bytes <= MOK_LINK_MESSAGE_BYTES;
