@@ -117,7 +117,7 @@ static void the_rank_that_others_wait_for_in_turn_is_named(void **state)
 {
     (void)state;
     int32_t wrong = 0;
-    for (int32_t at = 3; at < 23; at++) {
+    for (int32_t at = 3; at < 23; at += 4) {
         apart_plan plan = {0};
         plan.from = 1;
         plan.to = 0;
