@@ -77,6 +77,20 @@ static mok_status begin_torchrun(cli_ranks *by)
 
 /* ---- MPI ---- */
 
+/* The first of these that says how many ranks are on this host. */
+static int32_t ranks_here(int32_t ranks)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
+                                        "LOCAL_WORLD_SIZE"};
+    int64_t here = 0;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (number_from(names[i], 1, ranks, &here)) {
+            return (int32_t)here;
+        }
+    }
+    return 0;
+}
+
 static bool launched_by_mpi(void)
 {
     return getenv("OMPI_COMM_WORLD_SIZE") != NULL || getenv("PMIX_RANK") != NULL ||
@@ -187,10 +201,17 @@ mok_status ranks_begin(cli_ranks *by, int32_t timeout_ms)
     by->ranks = 1;
     by->timeout_ms = timeout_ms;
     by->share_memory = true;
-    return getenv("MOK_SHM") != NULL       ? begin_launch(by)
-           : launched_by_mpi()             ? begin_mpi(by)
-           : getenv("MASTER_ADDR") != NULL ? begin_torchrun(by)
-                                           : MOK_OK;
+    mok_status status = MOK_OK;
+    if (getenv("MOK_SHM") != NULL) {
+        return begin_launch(by);
+    }
+    if (launched_by_mpi()) {
+        status = begin_mpi(by);
+    } else if (getenv("MASTER_ADDR") != NULL) {
+        status = begin_torchrun(by);
+    }
+    by->here = ranks_here(by->ranks);
+    return status;
 }
 
 static mok_status open_torchrun(mok_comm **out, const cli_ranks *by, const mok_comm_config *config)

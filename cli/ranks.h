@@ -22,6 +22,7 @@ typedef enum ranks_bootstrap {
 typedef struct cli_ranks {
     ranks_bootstrap bootstrap;
     int32_t rank, ranks; /* of processes; 0 of 1 for threads */
+    int32_t here;        /* ranks on this host; 0 where the launcher does not say */
     int32_t timeout_ms;
     bool share_memory, quiet;
     bool started_mpi;

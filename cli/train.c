@@ -125,6 +125,7 @@ static mok_status take_ranks(train_config *config, cli_ranks *by, int64_t asked,
     }
     *ranks = by->ranks;
     config->process_rank = by->rank;
+    config->ranks_here = by->here;
     config->open_rank = ranks_open;
     config->open_context = by;
     return MOK_OK;
@@ -281,7 +282,7 @@ int mok_cli_train(int argc, char **argv)
     if (code >= 0) {
         return code;
     }
-    cli_ranks by;
+    cli_ranks by = {0}; /* configure may end before it looks for them */
     mok_status status = configure(&config, &by, &o, why);
     if (status != MOK_OK) {
         (void)fprintf(stderr, "mok train: %s\n", why);

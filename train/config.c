@@ -2,11 +2,13 @@
  *
  * Everything that decides the bits goes through train_config_identity, so that a checkpoint cannot
  * be continued with another value of it; a new field of that kind must be added there. */
+#define _GNU_SOURCE /* sched_getaffinity */
 #include "config.h"
 
 #include "exact_math.h"
 
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -28,7 +30,11 @@ static const preset presets[] = {
 int32_t train_threads(const train_config *config)
 {
     const long count = sysconf(_SC_NPROCESSORS_ONLN);
-    const int64_t share = train_min(count, 256) / config->ranks;
+    int64_t share = train_min(count, 256) / train_ranks_here(config);
+    cpu_set_t mine; /* mpirun binds its processes to processors */
+    if (config->open_rank != NULL && sched_getaffinity(0, sizeof mine, &mine) == 0) {
+        share = train_min(share, CPU_COUNT(&mine));
+    }
     return config->threads > 0 ? config->threads : (int32_t)train_max(share, 1);
 }
 

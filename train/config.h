@@ -51,6 +51,7 @@ typedef struct train_config {
     mok_status (*open_rank)(mok_comm **out, const mok_comm_config *config, void *context);
     void *open_context;
     int32_t process_rank; /* 0 where ranks are threads */
+    int32_t ranks_here;   /* ranks on this machine; 0: all */
     int32_t timeout_ms;   /* of waits between processes */
     int32_t ranks;
     int32_t threads; /* of a rank; 0 to share the processors out */
@@ -71,8 +72,14 @@ mok_status train_config_init(train_config *config, const char *size_name, char *
 /* Checks ranges and how fields fit each other; computes nothing. Errors: ARGUMENT, SHAPE. */
 mok_status train_config_check(const train_config *config, char *why);
 
-/* Worker threads of a rank: as configured, or this machine's processors shared out. */
+/* Worker threads of a rank: as configured, or this machine's processors shared out among its ranks,
+ * no more than a launcher has left to the process. */
 int32_t train_threads(const train_config *config);
+
+static inline int32_t train_ranks_here(const train_config *config)
+{
+    return config->ranks_here > 0 ? config->ranks_here : config->ranks;
+}
 
 /* Identity as pairs of text for a checkpoint: numbers in decimal, doubles as hexadecimal floats, so
  * that equal text is equal value. name lives as long as the program. */

@@ -270,10 +270,11 @@ static mok_status check_memory(const train_config *config, char *why)
     double needed = 0.0;
     const double machine = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     TRAIN_TRY(model_memory_bytes(&needed, config, train_threads(config), why));
+    needed *= (double)train_ranks_here(config) / config->ranks;
     if (machine > 0.0 && needed > machine) {
         return train_fail(why, MOK_ERROR_MEMORY,
                           "the run needs %.1f GB in %d ranks, the machine has %.1f GB",
-                          needed / 1e9, config->ranks, machine / 1e9);
+                          needed / 1e9, train_ranks_here(config), machine / 1e9);
     }
     return MOK_OK;
 }

@@ -39,8 +39,9 @@ typedef struct mok_link {
     /* The next message from `peer`: 1 and where it lies, until the next call for that peer; 0 none
      * yet; -1 on failure. A failure means that the peer is gone. */
     int (*receive)(void *context, int32_t peer, const void **message, size_t *bytes);
-    /* Called once, when the communicator is closed or could not be opened; may be NULL. healthy is
-     * false after a fault: peers may be gone, and nothing that waits for them may be called. */
+    /* Called once, when the communicator is closed or could not be opened, unless the bootstrap
+     * itself was refused; may be NULL. healthy is false after a fault: peers may be gone, and
+     * nothing that waits for them may be called. */
     void (*close)(void *context, bool healthy);
 } mok_link;
 
@@ -71,9 +72,11 @@ MOK_API void mok_bootstrap_init(mok_bootstrap *bootstrap);
  * Collective. Memory that cannot be shared is reserved for every such peer, and used only where
  * rows come from or go to it (docs/design.md, "Ranks"). No name in /dev/shm is left behind,
  * whatever happens. mok_comm_close waits for the ends of ranks behind a link to be closed,
- * timeout_ms at most. Errors   ARGUMENT, MEMORY, MISMATCH (another version, another number of
- * ranks), UNSUPPORTED (two ranks share no memory and there is no link; the message names them),
- * DEVICE, PEER (also when allgather failed). */
+ * timeout_ms at most. A wait for a rank behind a link that shows signs of life, and so may itself
+ * be waiting for the one that failed, lasts half a second longer: that one shall be named. Errors
+ * ARGUMENT, MEMORY, MISMATCH (another version, another number of ranks), UNSUPPORTED (two ranks
+ * share no memory and there is no link; the message names them), DEVICE, PEER (also when allgather
+ * failed). */
 MOK_API mok_status mok_comm_open_bootstrap(mok_comm **out, const mok_bootstrap *bootstrap,
                                            const mok_comm_config *config);
 

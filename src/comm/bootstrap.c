@@ -228,7 +228,17 @@ static mok_status join(joining *j, hello *mine)
     MOK_TRY(gather(j, j->sees, &seen, sizeof seen, "who sees whom"));
     MOK_TRY(check_reach(j));
     MOK_TRY(pass_verdicts(j, finish(j)));
+    if (comm->mail != NULL) {
+        mok_mail_start(comm); /* the last gathering is over */
+    }
     return mok_comm_barrier_in(comm, MOK_PHASE_OPEN);
+}
+
+static void close_link(const mok_bootstrap *bootstrap, bool healthy)
+{
+    if (bootstrap->link != NULL && bootstrap->link->close != NULL) {
+        bootstrap->link->close(bootstrap->link->context, healthy);
+    }
 }
 
 mok_status mok_comm_open_bootstrap(mok_comm **out, const mok_bootstrap *bootstrap,
@@ -243,9 +253,15 @@ mok_status mok_comm_open_bootstrap(mok_comm **out, const mok_bootstrap *bootstra
     MOK_REQUIRE(out != NULL, MOK_ERROR_ARGUMENT, "out is NULL");
     *out = NULL;
     MOK_TRY(check_bootstrap(bootstrap));
-    MOK_TRY(mok_member_check(use, bootstrap->ranks, &kernels));
-    MOK_TRY(mok_process_begin(&j.comm, bootstrap->rank, bootstrap->ranks, use, kernels));
     j.bootstrap = bootstrap;
+    mok_status begun = mok_member_check(use, bootstrap->ranks, &kernels);
+    if (begun == MOK_OK) {
+        begun = mok_process_begin(&j.comm, bootstrap->rank, bootstrap->ranks, use, kernels);
+    }
+    if (begun != MOK_OK) {
+        close_link(bootstrap, false);
+        return begun;
+    }
     hello mine;
     memset(&mine, 0, sizeof mine);
     mine.magic = HELLO_MAGIC;
@@ -255,8 +271,8 @@ mok_status mok_comm_open_bootstrap(mok_comm **out, const mok_bootstrap *bootstra
     mine.rank = bootstrap->rank;
     const mok_status status = join(&j, &mine);
     mok_object_close(&mine.object);
-    if (bootstrap->link != NULL && bootstrap->link->close != NULL && j.comm->mail == NULL) {
-        bootstrap->link->close(bootstrap->link->context, status == MOK_OK); /* it is not needed */
+    if (j.comm->mail == NULL) {
+        close_link(bootstrap, status == MOK_OK); /* it is not needed */
     }
     return mok_process_end(out, j.comm, status);
 }

@@ -12,7 +12,10 @@
 
 #define BOXES 4
 #define URGENT_SLOT BOXES
-#define HEARTBEAT_MS 20
+#define HEARTBEAT_MS 20    /* between looks at what has changed */
+#define SIGN_OF_LIFE_MS 80 /* between messages where nothing changes */
+#define SILENCE_MS 250     /* of a peer that is not alive, or has no way to us */
+#define PATIENCE_MS 500
 
 _Static_assert(MOK_LINK_SLOTS == BOXES + 1, "a slot for each buffer, and one for the urgent lane");
 
@@ -47,8 +50,10 @@ typedef struct outbox {
     } urgent; /* courier only, like the rest */
     bool urgent_busy, fault_sent;
     uint64_t progress_sent;
-    _Atomic bool gone;    /* the link has no way to it any more */
-    _Atomic bool goodbye; /* the peer's has come */
+    int64_t sign_ms;          /* when that was */
+    _Atomic int64_t heard_ms; /* the peer's last message; 0 before the first */
+    _Atomic bool gone;        /* the link has no way to it any more */
+    _Atomic bool goodbye;     /* the peer's has come */
 } outbox;
 
 typedef struct mok_mail {
@@ -60,7 +65,7 @@ typedef struct mok_mail {
     pthread_t courier;
     bool running;
     int64_t beat_ms; /* of the last heartbeat */
-    _Atomic bool stop;
+    _Atomic bool start, stop;
 } mok_mail;
 
 static size_t padded(size_t bytes)
@@ -292,8 +297,9 @@ static void send_urgent(mok_mail *mail, int32_t peer, bool beat)
     const uint64_t progress = atomic_load_explicit(&mine->progress, memory_order_relaxed);
     const bool fault =
         !box->fault_sent && atomic_load_explicit(&mine->fault_state, memory_order_acquire) == 2;
-    if (box->urgent_busy || atomic_load(&box->gone) ||
-        (!fault && (!beat || progress == box->progress_sent))) {
+    const bool sign =
+        beat && (progress != box->progress_sent || mail->beat_ms - box->sign_ms >= SIGN_OF_LIFE_MS);
+    if (box->urgent_busy || atomic_load(&box->gone) || (!fault && !sign)) {
         return;
     }
     const record head = {fault ? RECORD_FAULT : RECORD_PROGRESS, 0, mail->comm->rank,
@@ -304,6 +310,7 @@ static void send_urgent(mok_mail *mail, int32_t peer, bool beat)
         box->fault_sent = true;
     } else {
         box->progress_sent = progress;
+        box->sign_ms = mail->beat_ms;
     }
     if (mail->link.send(mail->link.context, peer, URGENT_SLOT, &box->urgent,
                         sizeof head + padded(head.bytes)) != 0) {
@@ -327,9 +334,20 @@ static bool receive_all(mok_mail *mail, int32_t peer)
             lose(mail, peer);
             return true;
         }
+        atomic_store_explicit(&mail->box[peer]->heard_ms, mok_now_ms(), memory_order_relaxed);
         moved = true;
     }
     return moved;
+}
+
+int64_t mok_mail_patience_ms(const mok_comm *comm, int32_t peer)
+{
+    if (comm->mail == NULL || !comm->remote[peer]) {
+        return 0;
+    }
+    const int64_t heard =
+        atomic_load_explicit(&comm->mail->box[peer]->heard_ms, memory_order_relaxed);
+    return mok_now_ms() - heard < SILENCE_MS ? PATIENCE_MS : 0;
 }
 
 static bool visit(mok_mail *mail, int32_t peer, bool beat)
@@ -351,6 +369,11 @@ static void *courier_main(void *context)
     int64_t idle = 0;
     while (!atomic_load_explicit(&mail->stop, memory_order_acquire)) {
         bool moved = false;
+        if (!atomic_load_explicit(&mail->start, memory_order_acquire)) {
+            const struct timespec moment = {0, 100000};
+            nanosleep(&moment, NULL);
+            continue;
+        }
         const int64_t now = mok_now_ms();
         const bool beat = now - mail->beat_ms >= HEARTBEAT_MS;
         mail->beat_ms = beat ? now : mail->beat_ms;
@@ -430,6 +453,11 @@ mok_status mok_mail_open(mok_comm *comm, const mok_link *link)
     mail->running = pthread_create(&mail->courier, NULL, courier_main, mail) == 0;
     MOK_REQUIRE(mail->running, MOK_ERROR_MEMORY, "no thread for messages");
     return MOK_OK;
+}
+
+void mok_mail_start(mok_comm *comm)
+{
+    atomic_store_explicit(&comm->mail->start, true, memory_order_release);
 }
 
 /* A goodbye is the last record to a peer, so whoever has all of them has all mail. */

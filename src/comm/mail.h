@@ -27,8 +27,12 @@
 /* Layers that can be open at once on one communicator. */
 #define MOK_MAIL_PARTS 1024
 
-/* Starts the courier of a rank that has remote peers; link is copied. Errors: MEMORY. */
+/* Takes what a rank that has remote peers needs, its courier too; link is copied, and not called
+ * yet: the bootstrap may still be gathering by the same means. Errors: MEMORY. */
 mok_status mok_mail_open(mok_comm *comm, const mok_link *link);
+
+/* From here on the courier calls the link. */
+void mok_mail_start(mok_comm *comm);
 
 /* Sends what is left, says goodbye and waits for the others' goodbye, timeout_ms at most; after a
  * fault does none of it. Then ends the courier and calls link.close. */
@@ -42,6 +46,11 @@ void mok_mail_remove(mok_comm *comm, const mok_symmetric *symmetric);
 /* Bytes into `owner`'s part as peer has it: the peer's own, or its copy of this rank's. */
 void mok_mail_put(mok_comm *comm, int32_t peer, const mok_symmetric *symmetric, int32_t owner,
                   size_t offset, const void *data, size_t bytes);
+
+/* How much longer than timeout_ms a wait for `peer` may last: a rank that still shows signs of life
+ * waits for another itself, it may be, and knows its name; it gets time to say so. 0 for a peer
+ * that is silent, or shares memory. */
+int64_t mok_mail_patience_ms(const mok_comm *comm, int32_t peer);
 
 /* This rank's arrival at its epoch's barrier: its call, what it has staged, its slot. Sends all
  * that is waiting. */

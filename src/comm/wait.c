@@ -116,7 +116,8 @@ mok_status mok_comm_wait(mok_comm *comm, const _Atomic uint32_t *counter, uint32
         if (current != seen) {
             seen = current;
             since = now;
-        } else if (now - since >= comm->timeout_ms) {
+        } else if (now - since >= comm->timeout_ms &&
+                   now - since >= comm->timeout_ms + mok_mail_patience_ms(comm, peer)) {
             if (reached(counter, value)) { /* this rank may have slept through what it waited for */
                 return MOK_OK;
             }

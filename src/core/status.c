@@ -9,10 +9,12 @@ static _Thread_local char error_text[MOK_ERROR_TEXT_BYTES];
 
 mok_status mok_fail(mok_status status, const char *format, ...)
 {
+    char text[MOK_ERROR_TEXT_BYTES]; /* an argument may be the text that was */
     va_list arguments;
     va_start(arguments, format);
-    (void)vsnprintf(error_text, sizeof error_text, format, arguments);
+    (void)vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    memcpy(error_text, text, sizeof text);
     return status;
 }
 

@@ -1,17 +1,19 @@
 /* Messages by MPI point-to-point calls. MPI keeps the order of messages between two ranks, and a
- * send's memory is free when its request has completed, which is all that a link promises. */
-#include "mpi/state.h"
-
+ * send's memory is free when its request has completed, which is all that a link promises.
+ *
+ * A rank's last word to a peer is an empty message. Whoever has it from every peer may free the
+ * communicator: a message that came later would be kept by MPI for the next communicator that gets
+ * the same number. */
 #include <string.h>
-#include <time.h>
 
-#define TAG 77
+#include "comm/objects.h"
+#include "mpi/state.h"
 
 static int link_send(void *context, int32_t peer, int32_t slot, const void *message, size_t bytes)
 {
     mok_mpi_state *s = context;
-    return MPI_Isend(message, (int)bytes, MPI_BYTE, peer, TAG, s->comm, &s->sending[peer][slot]) ==
-                   MPI_SUCCESS
+    return MPI_Isend(message, (int)bytes, MPI_BYTE, peer, MOK_MPI_LINK_TAG, s->comm,
+                     &s->sending[peer][slot]) == MPI_SUCCESS
                ? 0
                : -1;
 }
@@ -35,13 +37,14 @@ static int post(mok_mpi_state *s, int32_t peer)
             return -1;
         }
         inbox->posted = false;
+        inbox->ended = false;
         s->inbox[peer] = inbox;
     }
-    if (!inbox->posted) {
-        inbox->posted = MPI_Irecv(inbox->message, MOK_LINK_MESSAGE_BYTES, MPI_BYTE, peer, TAG,
-                                  s->comm, &inbox->request) == MPI_SUCCESS;
+    if (!inbox->posted && !inbox->ended) {
+        inbox->posted = MPI_Irecv(inbox->message, MOK_LINK_MESSAGE_BYTES, MPI_BYTE, peer,
+                                  MOK_MPI_LINK_TAG, s->comm, &inbox->request) == MPI_SUCCESS;
     }
-    return inbox->posted ? 0 : -1;
+    return inbox->posted || inbox->ended ? 0 : -1;
 }
 
 static int link_receive(void *context, int32_t peer, const void **message, size_t *bytes)
@@ -54,6 +57,9 @@ static int link_receive(void *context, int32_t peer, const void **message, size_
         return -1;
     }
     mok_mpi_inbox *inbox = s->inbox[peer];
+    if (inbox->ended) {
+        return 0;
+    }
     if (MPI_Test(&inbox->request, &done, &status) != MPI_SUCCESS) {
         inbox->posted = false;
         return -1;
@@ -65,76 +71,58 @@ static int link_receive(void *context, int32_t peer, const void **message, size_
     if (MPI_Get_count(&status, MPI_BYTE, &count) != MPI_SUCCESS || count < 0) {
         return -1;
     }
+    inbox->ended = count == 0;
     *message = inbox->message;
     *bytes = (size_t)count;
-    return 1;
+    return !inbox->ended;
 }
 
-/* Every rank has said goodbye, so no receive that is still posted will be answered. */
-static void cancel_receives(mok_mpi_state *s)
+/* Reads what the peers still have to say. True when all have said their last word; false when one
+ * fails. */
+static bool all_ended(mok_mpi_state *s, bool *failed)
 {
-    for (int peer = 0; peer < s->ranks; peer++) {
-        if (s->inbox[peer] != NULL && s->inbox[peer]->posted) {
-            (void)MPI_Cancel(&s->inbox[peer]->request);
-            (void)mok_mpi_wait(s, &s->inbox[peer]->request);
+    bool ended = true;
+    for (int peer = 0; peer < s->ranks && !*failed; peer++) {
+        const void *message;
+        size_t bytes;
+        if (s->inbox[peer] != NULL) {
+            *failed = link_receive(s, peer, &message, &bytes) < 0;
+            ended = ended && s->inbox[peer]->ended;
         }
     }
+    return ended;
+}
+
+/* timeout_ms at most. Peers read until our last word is there, so all sends complete. */
+static bool say_last_words(mok_mpi_state *s)
+{
+    MPI_Request last[MOK_MAX_RANKS];
+    int count = 0;
+    bool failed = false;
+    for (int peer = 0; peer < s->ranks && !failed; peer++) {
+        if (s->inbox[peer] != NULL) {
+            failed = MPI_Isend(NULL, 0, MPI_BYTE, peer, MOK_MPI_LINK_TAG, s->comm, &last[count]) !=
+                     MPI_SUCCESS;
+            count += !failed;
+        }
+    }
+    const int64_t since = mok_now_ms();
+    while (!failed && !all_ended(s, &failed)) {
+        failed = failed || mok_now_ms() - since >= s->timeout_ms;
+        mok_pause_ms(failed ? 0 : 1);
+    }
+    failed = failed || mok_mpi_wait(s, count, last) != 0;
+    return !failed && mok_mpi_wait(s, MOK_MAX_RANKS * MOK_LINK_SLOTS, s->sending[0]) == 0;
 }
 
 static void link_close(void *context, bool healthy)
 {
     mok_mpi_state *s = context;
-    if (healthy) {
-        cancel_receives(s);
-    }
-    mok_mpi_state_end(s, healthy);
+    mok_mpi_state_end(s, healthy && !s->abandoned && say_last_words(s));
 }
 
 mok_link mok_mpi_link(mok_mpi_state *state)
 {
     const mok_link link = {sizeof link, state, link_send, link_sent, link_receive, link_close};
     return link;
-}
-
-int mok_mpi_wait(mok_mpi_state *state, MPI_Request *request)
-{
-    struct timespec now;
-    struct timespec begin;
-    const struct timespec pause = {0, 100000};
-    (void)clock_gettime(CLOCK_MONOTONIC, &begin);
-    for (int64_t round = 0;; round++) {
-        int done = 0;
-        if (MPI_Test(request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
-            state->abandoned = true;
-            return -1;
-        }
-        if (done) {
-            return 0;
-        }
-        (void)clock_gettime(CLOCK_MONOTONIC, &now);
-        const int64_t waited =
-            (int64_t)(now.tv_sec - begin.tv_sec) * 1000 + (now.tv_nsec - begin.tv_nsec) / 1000000;
-        if (waited >= state->timeout_ms) {
-            state->abandoned = true;
-            return -1;
-        }
-        if (round > 50) {
-            (void)nanosleep(&pause, NULL);
-        }
-    }
-}
-
-void mok_mpi_state_end(mok_mpi_state *state, bool healthy)
-{
-    const mok_allocator allocator = state->allocator;
-    if (state->abandoned || !healthy) {
-        return; /* MPI may still write into it */
-    }
-    for (int peer = 0; peer < state->ranks; peer++) {
-        if (state->inbox[peer] != NULL) {
-            mok_release(&allocator, state->inbox[peer], sizeof *state->inbox[peer]);
-        }
-    }
-    (void)MPI_Comm_free(&state->comm);
-    mok_release(&allocator, state, sizeof *state);
 }

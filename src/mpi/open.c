@@ -1,4 +1,10 @@
-/* MPI as a bootstrap: an own communicator, and gatherings that do not wait for ever. */
+/* MPI as a bootstrap: an own communicator, and gatherings that do not wait for ever.
+ *
+ *   meet        an empty message between each two ranks on the caller's communicator, so that a
+ *               rank that does not come is known by name
+ *   duplicate   MPI_Comm_idup, looked at until it is there
+ *   bootstrap   as with any launcher (comm/bootstrap.c) */
+#include <stdio.h>
 #include <string.h>
 
 #include "core/status.h"
@@ -7,15 +13,12 @@
 static int gather(void *context, void *out, const void *in, size_t bytes)
 {
     mok_mpi_state *s = context;
-    MPI_Request request = MPI_REQUEST_NULL;
     if (bytes > MOK_MPI_GATHER_BYTES) {
         return -1;
     }
     /* Through memory that outlives this call, should it be given up. */
     memcpy(s->gather_in, in, bytes);
-    if (MPI_Iallgather(s->gather_in, (int)bytes, MPI_BYTE, s->gather_out, (int)bytes, MPI_BYTE,
-                       s->comm, &request) != MPI_SUCCESS ||
-        mok_mpi_wait(s, &request) != 0) {
+    if (mok_mpi_gather(s, s->comm, bytes) != 0) {
         return -1;
     }
     memcpy(out, s->gather_out, (size_t)s->ranks * bytes);
@@ -37,21 +40,34 @@ static mok_status check_mpi(void)
     return MOK_OK;
 }
 
-/* The duplicate inherits that errors are returned. */
 static mok_status duplicate(mok_mpi_state *s, MPI_Comm comm)
 {
-    MPI_Errhandler old = MPI_ERRORS_ARE_FATAL;
     MPI_Request request = MPI_REQUEST_NULL;
-    (void)MPI_Comm_get_errhandler(comm, &old);
-    (void)MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
-    const int made = MPI_Comm_idup(comm, &s->comm, &request);
-    const int waited = made == MPI_SUCCESS ? mok_mpi_wait(s, &request) : -1;
-    (void)MPI_Comm_set_errhandler(comm, old);
-    (void)MPI_Errhandler_free(&old);
-    MOK_REQUIRE(waited == 0, MOK_ERROR_PEER,
+    MOK_REQUIRE(MPI_Comm_idup(comm, &s->comm, &request) == MPI_SUCCESS &&
+                    mok_mpi_wait(s, 1, &request) == 0,
+                MOK_ERROR_PEER,
                 "rank %d could not duplicate the MPI communicator within %d ms in phase open",
                 s->rank, s->timeout_ms);
     return MOK_OK;
+}
+
+/* While this runs, comm returns errors; the duplicate inherits that. */
+static mok_status meet(mok_mpi_state *s, MPI_Comm comm)
+{
+    MPI_Errhandler old = MPI_ERRORS_ARE_FATAL;
+    (void)MPI_Comm_get_errhandler(comm, &old);
+    (void)MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+    mok_status status = MOK_OK;
+    if (mok_mpi_gather(s, comm, 0) != 0) {
+        char text[MOK_ERROR_TEXT_BYTES];
+        (void)snprintf(text, sizeof text, "%s", mok_last_error());
+        status = mok_fail(MOK_ERROR_PEER, "%.180s in phase open", text);
+    } else {
+        status = duplicate(s, comm);
+    }
+    (void)MPI_Comm_set_errhandler(comm, old);
+    (void)MPI_Errhandler_free(&old);
+    return status;
 }
 
 static mok_status make_state(mok_mpi_state **out, MPI_Comm comm, const mok_comm_config *config)
@@ -97,10 +113,7 @@ mok_status mok_comm_open_mpi(mok_comm **out, MPI_Comm comm, bool share_memory,
                 MOK_ERROR_ARGUMENT, "config has another struct_bytes, allocator or timeout_ms");
     MOK_TRY(check_mpi());
     MOK_TRY(make_state(&s, comm, use));
-    const mok_status duplicated = duplicate(s, comm);
-    if (duplicated != MOK_OK) {
-        return duplicated; /* s stays: its communicator may still be under way */
-    }
+    MOK_TRY(meet(s, comm)); /* on failure s stays: MPI may still write into it */
     const mok_link link = mok_mpi_link(s);
     mok_bootstrap_init(&bootstrap);
     bootstrap.rank = s->rank;

@@ -9,10 +9,14 @@
 
 #define MOK_MPI_GATHER_BYTES 4096
 
+#define MOK_MPI_GATHER_TAG MOK_MPI_TAG
+#define MOK_MPI_LINK_TAG (MOK_MPI_TAG + 1)
+
 /* Messages from one peer: the buffer of the receive that is posted, or was answered last. */
 typedef struct mok_mpi_inbox {
     MPI_Request request;
     bool posted;
+    bool ended; /* the peer's last word, an empty message, has come */
     unsigned char message[MOK_LINK_MESSAGE_BYTES];
 } mok_mpi_inbox;
 
@@ -33,11 +37,17 @@ typedef struct mok_mpi_state {
 /* The link's functions, with a mok_mpi_state as context; close also ends the state. */
 mok_link mok_mpi_link(mok_mpi_state *state);
 
-/* Waits for a request, timeout_ms at most. 0, or -1 on failure or when it did not complete; then
- * the state is abandoned. */
-int mok_mpi_wait(mok_mpi_state *state, MPI_Request *request);
+/* Waits for all requests, MOK_MAX_RANKS * MOK_LINK_SLOTS at most, for timeout_ms at most. 0, or -1
+ * on failure or when some did not complete; then the state is abandoned. */
+int mok_mpi_wait(mok_mpi_state *state, int count, MPI_Request *request);
 
-/* Frees the communicator and the memory, unless the state is abandoned or not healthy. */
+/* Sends `bytes` bytes of gather_in to each rank and fills gather_out [ranks, bytes], through comm.
+ * 0, or -1 with mok_last_error, which names a rank that has not come; then the state is abandoned.
+ * Not MPI_Iallgather: when that does not end, nobody can say who is missing. */
+int mok_mpi_gather(mok_mpi_state *state, MPI_Comm comm, size_t bytes);
+
+/* Gives back what MPI is done with; the communicator, which is freed by all ranks, only if healthy.
+ */
 void mok_mpi_state_end(mok_mpi_state *state, bool healthy);
 
 #endif

@@ -111,6 +111,29 @@ static void a_rank_that_stops_is_named_after_the_deadline(void **state)
                15.0);
 }
 
+/* Rank 1 goes while its last words are on their way: rank 2 has them, passes, and then waits for
+ * rank 0, which waits for rank 1. Both must name rank 1. */
+static void the_rank_that_others_wait_for_in_turn_is_named(void **state)
+{
+    (void)state;
+    int32_t wrong = 0;
+    for (int32_t at = 3; at < 23; at += 4) {
+        apart_plan plan = {0};
+        plan.from = 1;
+        plan.to = 0;
+        plan.hold_at = at;
+        const mok_comm_config config = quick(200);
+        mok_status status[RANKS];
+        char text[RANKS][240];
+        (void)apart_run(RANKS, &plan, &config, many_gatherings, NULL, status, text);
+        for (int32_t rank = 0; rank < RANKS; rank += 2) {
+            assert_int_equal(status[rank], MOK_ERROR_PEER);
+            wrong += strstr(text[rank], "rank 0 waited for rank 1 in phase") == NULL;
+        }
+    }
+    assert_int_equal(wrong, 0);
+}
+
 static mok_status rank_1_leaves(mok_comm *comm, void *context)
 {
     (void)context;
@@ -195,7 +218,8 @@ static void a_gathering_that_fails_ends_opening(void **state)
         apart_plan plan = {0};
         plan.mapped = 6;
         plan.refuse_gathering = at;
-        expect_all(&plan, 20000, many_gatherings, MOK_ERROR_PEER, "in phase open", 15.0);
+        expect_all(&plan, 20000, many_gatherings, MOK_ERROR_PEER,
+                   "in phase open: refused by the plan", 15.0);
     }
 }
 
@@ -252,6 +276,58 @@ static void layers_open_and_close_behind_a_link(void **state)
     expect_all(&plan, 20000, layers_come_and_go, MOK_OK, "", 15.0);
 }
 
+static int no_send(void *context, int32_t peer, int32_t slot, const void *message, size_t bytes)
+{
+    (void)context, (void)peer, (void)slot, (void)message, (void)bytes;
+    return -1;
+}
+
+static int not_sent(void *context, int32_t peer, int32_t slot)
+{
+    (void)context, (void)peer, (void)slot;
+    return -1;
+}
+
+static int nothing_there(void *context, int32_t peer, const void **message, size_t *bytes)
+{
+    (void)context, (void)peer, (void)message, (void)bytes;
+    return -1;
+}
+
+static void count_close(void *context, bool healthy)
+{
+    int *closed = context;
+    closed[healthy ? 1 : 0]++;
+}
+
+static int gather_one(void *context, void *out, const void *in, size_t bytes)
+{
+    (void)context;
+    memcpy(out, in, bytes);
+    return 0;
+}
+
+static void a_link_is_closed_once_however_opening_ends(void **state)
+{
+    (void)state;
+    int closed[2] = {0, 0};
+    const mok_link link = {sizeof link, closed, no_send, not_sent, nothing_there, count_close};
+    mok_comm *comm = NULL;
+    mok_bootstrap bootstrap;
+    mok_comm_config config = quick(1000);
+    mok_bootstrap_init(&bootstrap);
+    bootstrap.ranks = 1;
+    bootstrap.allgather = gather_one;
+    bootstrap.link = &link;
+    assert_int_equal(mok_comm_open_bootstrap(&comm, &bootstrap, &config), MOK_OK);
+    assert_int_equal(closed[1], 1); /* a single rank needs none */
+    mok_comm_close(&comm);
+    config.threads = 0;
+    assert_int_equal(mok_comm_open_bootstrap(&comm, &bootstrap, &config), MOK_ERROR_ARGUMENT);
+    assert_int_equal(closed[0], 1);
+    assert_int_equal(closed[1], 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -259,12 +335,14 @@ int main(void)
         cmocka_unit_test(a_message_that_makes_no_sense_is_a_fault),
         cmocka_unit_test(a_rank_that_stops_is_named_after_the_deadline),
         cmocka_unit_test(a_rank_that_leaves_early_is_named),
+        cmocka_unit_test(the_rank_that_others_wait_for_in_turn_is_named),
         cmocka_unit_test(sizes_that_differ_are_a_mismatch_everywhere),
         cmocka_unit_test(layers_that_differ_are_a_mismatch_everywhere),
         cmocka_unit_test(ranks_without_memory_or_link_are_refused),
         cmocka_unit_test(a_gathering_that_fails_ends_opening),
         cmocka_unit_test(ends_close_in_any_order),
         cmocka_unit_test(layers_open_and_close_behind_a_link),
+        cmocka_unit_test(a_link_is_closed_once_however_opening_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,8 +2,12 @@
 #include "apart.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+#include "core/status.h"
 
 #define GATHER_BYTES 4096
 
@@ -20,7 +24,7 @@ typedef struct lane {
     int32_t looks;      /* at a message that is not shown yet */
     int32_t sent_count; /* since the beginning */
     bool busy[MOK_LINK_SLOTS];
-    bool broken;
+    bool broken, held;
     unsigned char garbled[MOK_LINK_MESSAGE_BYTES];
 } lane;
 
@@ -37,6 +41,8 @@ typedef struct member {
     world *of;
     int32_t rank;
     int32_t gatherings;
+    _Atomic bool gathering;
+    _Atomic bool at_once; /* the link was called while that ran: launchers may allow one thread */
 } member;
 
 static lane *lane_of(const member *m, int32_t from, int32_t to)
@@ -49,15 +55,33 @@ static bool has_fault(const member *m, int32_t from, int32_t to)
     return m->of->plan->from == from && m->of->plan->to == to;
 }
 
+static bool alone(member *m)
+{
+    if (atomic_load(&m->gathering)) {
+        atomic_store(&m->at_once, true);
+        return false;
+    }
+    return true;
+}
+
 static int link_send(void *context, int32_t peer, int32_t slot, const void *message, size_t bytes)
 {
     member *m = context;
     const apart_plan *plan = m->of->plan;
     lane *l = lane_of(m, m->rank, peer);
+    if (!alone(m)) {
+        return -1;
+    }
     pthread_mutex_lock(&l->lock);
     l->sent_count++;
     if (has_fault(m, m->rank, peer) && l->sent_count == plan->break_at) {
         l->broken = true;
+    }
+    l->held = l->held || (has_fault(m, m->rank, peer) && l->sent_count == plan->hold_at);
+    if (l->held) { /* and its slot stays busy */
+        l->busy[slot] = true;
+        pthread_mutex_unlock(&l->lock);
+        return 0;
     }
     const bool fits = !l->broken && l->count < MOK_LINK_SLOTS && !l->busy[slot] &&
                       bytes <= MOK_LINK_MESSAGE_BYTES;
@@ -99,6 +123,9 @@ static int link_receive(void *context, int32_t peer, const void **message, size_
     member *m = context;
     lane *l = lane_of(m, peer, m->rank);
     int got = 0;
+    if (!alone(m)) {
+        return -1;
+    }
     pthread_mutex_lock(&l->lock);
     if (l->taken) {
         give_back_first(l);
@@ -122,16 +149,28 @@ static int gather(void *context, void *out, const void *in, size_t bytes)
 {
     member *m = context;
     world *w = m->of;
+    const struct timespec moment = {0, 2000000}; /* for whoever would call the link meanwhile */
     if (bytes > GATHER_BYTES) {
         return 1;
     }
+    atomic_store(&m->gathering, true);
+    (void)nanosleep(&moment, NULL);
     memcpy(w->gathered[m->rank], in, bytes);
     pthread_barrier_wait(&w->barrier);
     for (int32_t rank = 0; rank < w->ranks; rank++) {
         memcpy((unsigned char *)out + (size_t)rank * bytes, w->gathered[rank], bytes);
     }
     pthread_barrier_wait(&w->barrier);
-    return ++m->gatherings == w->plan->refuse_gathering ? 1 : 0;
+    atomic_store(&m->gathering, false);
+    if (atomic_load(&m->at_once)) {
+        mok_error_text_set("the link was called during a gathering");
+        return 1;
+    }
+    if (++m->gatherings == w->plan->refuse_gathering) {
+        mok_error_text_set("refused by the plan");
+        return 1;
+    }
+    return 0;
 }
 
 static mok_status open_member(mok_comm **comm, int32_t rank, void *context)
@@ -164,8 +203,9 @@ mok_status apart_run(int32_t ranks, const apart_plan *plan, const mok_comm_confi
         pthread_mutex_init(&w->lanes[i].lock, NULL);
     }
     for (int32_t rank = 0; rank < ranks; rank++) {
-        const member m = {w, rank, 0};
-        members[rank] = m;
+        memset(&members[rank], 0, sizeof members[rank]);
+        members[rank].of = w;
+        members[rank].rank = rank;
     }
     const group_opener opener = {open_member, members};
     const mok_status first = group_run_by(ranks, &opener, run, context, status, text);

@@ -17,6 +17,7 @@ typedef struct apart_plan {
     int32_t slow;      /* a message shows itself after this many looks, more for some pairs */
     int32_t from, to;  /* the pair with a fault, below; others have none */
     int32_t break_at;  /* the link breaks with this message, counted from 1; 0: never */
+    int32_t hold_at;   /* this message and later ones are on their way for ever; 0: never */
     int32_t garble_at; /* this message arrives with another first word; 0: never */
     int32_t refuse_gathering; /* this gathering fails, counted from 1; 0: none */
 } apart_plan;
