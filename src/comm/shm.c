@@ -136,6 +136,12 @@ static mok_status join(mok_comm *comm, const char *name, int32_t rank, int32_t r
             (mok_control *)(void *)(shm->base + HEAD_BYTES + (size_t)r * mok_control_stride());
     }
     MOK_TRY(mok_member_finish(comm, ranks));
+    MOK_TRY(mok_comm_barrier_in(comm, MOK_PHASE_OPEN));
+    /* All have mapped it: the name has done its work. Whoever passes the second barrier knows that
+     * it is gone; should rank 0 end before it is, the others do not pass, and take it away. */
+    if (rank == 0) {
+        (void)shm_unlink(name);
+    }
     return mok_comm_barrier_in(comm, MOK_PHASE_OPEN);
 }
 
@@ -157,9 +163,8 @@ mok_status mok_comm_open_shm(mok_comm **out, const char *name, int32_t rank, int
     MOK_TRY(mok_process_begin(&comm, rank, ranks, use, kernels));
     (void)snprintf(object, sizeof object, "/mok.%s", name);
     const mok_status status = join(comm, object, rank, ranks);
-    /* All have met, or will not: the name has done its work. One that another run made is not ours
-     * to take. */
-    if (comm->shm->base != NULL && (rank == 0 || status == MOK_ERROR_PEER)) {
+    /* The ranks will not meet. A name that another run made is not ours to take. */
+    if (comm->shm->base != NULL && (status == MOK_ERROR_PEER || (rank == 0 && status != MOK_OK))) {
         (void)shm_unlink(object);
     }
     return mok_process_end(out, comm, status);
