@@ -85,20 +85,30 @@ MOK_API bool mok_comm_shares_memory(const mok_comm *comm, int32_t peer);
 
 /* ---- Bootstrap over TCP ---- */
 
-/* Ranks meet at rank 0, which listens on host:port; launchers announce these as MASTER_ADDR and
- * MASTER_PORT, RANK and WORLD_SIZE.
+/* Ranks meet at rank 0, which listens on host:port. Launchers announce these: torchrun as
+ * MASTER_ADDR and MASTER_PORT, with RANK and WORLD_SIZE. Where torchrun's own store holds
+ * MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE is True), agree on another, such as the one above it.
  *
- *   out         filled for mok_comm_open_bootstrap, without a link; context is NULL on failure
- *   host        a name or an address at which rank 0 is reached, IPv4 or IPv6
+ *   out         filled for mok_comm_open_bootstrap, without a link; NULL context on failure
+ *   host        a name or an address at which the others reach rank 0, IPv4 or IPv6. Rank 0 listens
+ *               at an address, and at localhost, as given; with any other name, and with an address
+ *               that is none of its own, at all that it has
  *   port        1..65535
  *   rank        0..ranks - 1, each once
- *   timeout_ms  bounds this call and each gathering
+ *   ranks       1..MOK_MAX_RANKS; one alone opens no socket
+ *   timeout_ms  1..86400000. Rank 0 waits this long for the others, here and in each gathering. The
+ *               others wait as long for a sign of rank 0 and from there for its word, which takes
+ * it at most as long again and a quarter. Looking up a name is not counted
  *
- * Collective; rank 0 may come last. Connections that do not say hello are dropped. Every rank that
- * came learns of one that is missing or named twice, or has another number of ranks or version. The
- * caller closes it once the communicator is open.
- * Errors: ARGUMENT, MEMORY, DEVICE (the port is taken), MISMATCH, PEER; the message names a rank.
- */
+ * Collective. Rank 0 may be the last to start. A rank that is missing, or named twice, or of
+ * another number of ranks or version, is the same failure on every rank that came; so is one that
+ * ends, or gathers other sizes, later. Connections that say something else are dropped. There is no
+ * secret: whoever reaches the port before the ranks do can pose as one.
+ *
+ * The caller closes it once the communicator is open; one thread at a time.
+ * Errors: ARGUMENT, MEMORY, DEVICE (rank 0 cannot listen: the port is taken), MISMATCH, PEER (the
+ * lowest missing rank, or why rank 0 was not found); the message names the rank. allgather
+ * returns the same numbers. */
 MOK_API mok_status mok_bootstrap_tcp_open(mok_bootstrap *out, const char *host, int32_t port,
                                           int32_t rank, int32_t ranks, int32_t timeout_ms);
 MOK_API void mok_bootstrap_tcp_close(mok_bootstrap *bootstrap); /* accepts NULL */

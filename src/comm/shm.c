@@ -97,9 +97,9 @@ static mok_status find_control(mok_shm *shm, const char *name, int32_t rank, int
             return MOK_OK;
         }
         if (mok_now_ms() - since >= timeout_ms) {
-            if (head != NULL) { /* rank 0 ended while it made this */
-                (void)shm_unlink(name);
-            }
+            /* Rank 0 may have ended while it made this, at any moment: what is there may have no
+             * size yet. Should it only be slow, it will miss this rank in its turn. */
+            (void)shm_unlink(name);
             return mok_fail(
                 MOK_ERROR_PEER,
                 "rank %d waited for rank 0 in phase %s for %d ms: shared memory %s was not made",
@@ -111,14 +111,15 @@ static mok_status find_control(mok_shm *shm, const char *name, int32_t rank, int
     }
 }
 
-static mok_status check_control(const mok_shm *shm, const char *name, int32_t ranks, size_t bytes)
+static mok_status check_control(const mok_shm *shm, int32_t rank, int32_t ranks, size_t bytes)
 {
     const shm_head *head = (const shm_head *)(const void *)shm->base;
     MOK_REQUIRE(head->version == mok_version() && head->control_bytes == sizeof(mok_control) &&
                     head->ranks == ranks && shm->bytes == bytes,
                 MOK_ERROR_MISMATCH,
-                "%s was made by version %d for %d ranks, this is version %d for %d", name,
-                head->version, head->ranks, mok_version(), ranks);
+                "rank %d has version %d and %d ranks, rank 0 has version %d and %d, in phase %s",
+                rank, mok_version(), ranks, head->version, head->ranks,
+                mok_phase_string(MOK_PHASE_OPEN));
     return MOK_OK;
 }
 
@@ -129,12 +130,18 @@ static mok_status join(mok_comm *comm, const char *name, int32_t rank, int32_t r
     shm->bytes = bytes;
     MOK_TRY(rank == 0 ? create_control(shm, name, ranks)
                       : find_control(shm, name, rank, comm->timeout_ms));
-    MOK_TRY(check_control(shm, name, ranks, bytes));
+    MOK_TRY(check_control(shm, rank, ranks, bytes));
     for (int32_t r = 0; r < ranks; r++) {
         comm->control[r] =
             (mok_control *)(void *)(shm->base + HEAD_BYTES + (size_t)r * mok_control_stride());
     }
     MOK_TRY(mok_member_finish(comm, ranks));
+    MOK_TRY(mok_comm_barrier_in(comm, MOK_PHASE_OPEN));
+    /* All have mapped it: the name has done its work. Whoever passes the second barrier knows that
+     * it is gone; should rank 0 end before it is, the others do not pass, and take it away. */
+    if (rank == 0) {
+        (void)shm_unlink(name);
+    }
     return mok_comm_barrier_in(comm, MOK_PHASE_OPEN);
 }
 
@@ -156,9 +163,8 @@ mok_status mok_comm_open_shm(mok_comm **out, const char *name, int32_t rank, int
     MOK_TRY(mok_process_begin(&comm, rank, ranks, use, kernels));
     (void)snprintf(object, sizeof object, "/mok.%s", name);
     const mok_status status = join(comm, object, rank, ranks);
-    /* All have met, or will not: the name has done its work. One that another run made is not ours
-     * to take. */
-    if (comm->shm->base != NULL && (rank == 0 || status == MOK_ERROR_PEER)) {
+    /* The ranks will not meet. A name that another run made is not ours to take. */
+    if (comm->shm->base != NULL && (status == MOK_ERROR_PEER || (rank == 0 && status != MOK_OK))) {
         (void)shm_unlink(object);
     }
     return mok_process_end(out, comm, status);

@@ -1,298 +1,204 @@
-/* A bootstrap over TCP: a star whose centre is rank 0.
+/* A bootstrap over TCP: a star whose middle is rank 0.
  *
- *   joining     each rank sends a hello; when all have come, or the deadline has passed, rank 0
- * sends a verdict to every rank that came gathering   each rank sends [frame | bytes], rank 0
- * answers [frame | bytes of all]. A frame that is not what was expected, or none, makes rank 0
- * answer with the reason instead
- *
- * Strangers may connect: whoever has not said a whole hello is kept aside, and dropped at the end.
- */
-#include <errno.h>
+ * A gathering: every rank sends its part to rank 0, rank 0 sends all of them to every rank. Where
+ * it fails, rank 0 says how, and every rank returns that; a bootstrap that has failed stays so. All
+ * waits have deadlines (tcp.h). */
+#include "comm/tcp.h"
+
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "comm/comm.h"
-#include "comm/objects.h"
-#include "comm/wire.h"
-#include <mok/mok_ranks.h>
 
-#define HELLO_MAGIC 0x6D6F6B2D74637031u /* "mok-tcp1" */
-#define TEXT_BYTES 160
-#define GATHER_BYTES 4096
-#define STRANGERS 64
-#define GRACE_MS 1000 /* more than a rank's own deadline that it waits for rank 0's verdict */
-
-typedef struct hello {
-    uint64_t magic;
-    int32_t version, ranks, rank, unused;
-} hello;
-
-typedef struct frame {
-    uint32_t sequence, bytes; /* bytes of one rank */
-    int32_t status;           /* of rank 0's answers: a mok_status, then text says why */
-    char text[TEXT_BYTES];
-} frame;
-
-typedef struct stranger {
-    int fd;
-    size_t got;
-    hello words;
-} stranger;
-
-typedef struct tcp {
-    int32_t rank, ranks, timeout_ms;
-    uint32_t sequence;
-    int fd[MOK_MAX_RANKS]; /* of rank 0: each peer's; of the others: fd[0]. -1 for none */
-    bool came[MOK_MAX_RANKS];
-    unsigned char all[MOK_MAX_RANKS * GATHER_BYTES];
-} tcp;
-
-static void close_all(tcp *t)
+static const char *open_phase(void)
 {
-    for (int32_t rank = 0; rank < MOK_MAX_RANKS; rank++) {
-        if (t->fd[rank] >= 0) {
-            (void)close(t->fd[rank]);
-            t->fd[rank] = -1;
-        }
-    }
+    return mok_phase_string(MOK_PHASE_OPEN);
 }
 
-/* ---- Rank 0, joining ---- */
-
-static void set_verdict(frame *verdict, mok_status status, const char *text)
+static mok_status give_up(tcp *t, mok_status status)
 {
-    if (verdict->status == (int32_t)MOK_OK) { /* the first one counts */
-        verdict->status = (int32_t)status;
-        (void)snprintf(verdict->text, sizeof verdict->text, "%s", text);
-    }
+    t->status = status;
+    (void)snprintf(t->text, sizeof t->text, "%s", mok_last_error());
+    return status;
 }
 
-/* A whole hello: the socket becomes a rank's, or is closed. */
-static void meet(tcp *t, const stranger *who, frame *verdict)
-{
-    const hello *h = &who->words;
-    char text[TEXT_BYTES];
-    const bool known = h->magic == HELLO_MAGIC && h->rank >= 0 && h->rank < MOK_MAX_RANKS;
-    if (!known) {
-        (void)close(who->fd);
-        return;
-    }
-    if (h->version != mok_version() || h->ranks != t->ranks) {
-        (void)snprintf(text, sizeof text,
-                       "rank %d has version %d and %d ranks, rank 0 has version %d and %d", h->rank,
-                       h->version, h->ranks, mok_version(), t->ranks);
-        set_verdict(verdict, MOK_ERROR_MISMATCH, text);
-    } else if (h->rank == 0 || h->rank >= t->ranks || t->came[h->rank]) {
-        (void)snprintf(text, sizeof text, "two processes say that they are rank %d", h->rank);
-        set_verdict(verdict, MOK_ERROR_MISMATCH, text);
-    }
-    t->came[h->rank] = true;
-    for (int32_t at = h->rank; at < MOK_MAX_RANKS + h->rank; at++) {
-        if (t->fd[at % MOK_MAX_RANKS] < 0) { /* its own place, or any where it hears the verdict */
-            t->fd[at % MOK_MAX_RANKS] = who->fd;
-            return;
-        }
-    }
-    (void)close(who->fd);
-}
+/* ---- Rank 0 ---- */
 
-/* False when it is done with: met, or gone. */
-static bool listen_to(tcp *t, stranger *who, frame *verdict)
+/* The frame goes to all at once, so that one that does not read keeps it from nobody. -1, or the
+ * lowest rank that has not taken it. */
+static int32_t give_all(tcp *t, size_t bytes, int64_t deadline_ms)
 {
-    const int64_t got = mok_wire_receive_some(who->fd, (unsigned char *)&who->words + who->got,
-                                              sizeof who->words - who->got);
-    if (got < 0) {
-        (void)close(who->fd);
-        return false;
-    }
-    who->got += (size_t)got;
-    if (who->got >= sizeof who->words.magic && who->words.magic != HELLO_MAGIC) {
-        (void)close(who->fd);
-        return false;
-    }
-    if (who->got == sizeof who->words) {
-        meet(t, who, verdict);
-        return false;
-    }
-    return true;
-}
-
-static int32_t first_missing(const tcp *t)
-{
-    int32_t rank = 1;
-    while (rank < t->ranks && t->came[rank]) {
-        rank++;
-    }
-    return rank < t->ranks ? rank : -1;
-}
-
-static void drop_first(stranger *list, int *count)
-{
-    (*count)--;
-    memmove(list, list + 1, (size_t)*count * sizeof *list);
-}
-
-static void receive_ranks(tcp *t, int listener, int64_t deadline_ms, frame *verdict)
-{
-    stranger waiting[STRANGERS];
-    int count = 0;
-    while (first_missing(t) >= 0 && mok_now_ms() < deadline_ms) {
-        const int fd = mok_wire_accept(listener);
-        if (fd >= 0) {
-            if (count == STRANGERS) { /* whoever has waited longest without a word */
-                (void)close(waiting[0].fd);
-                drop_first(waiting, &count);
+    bool done[MOK_MAX_RANKS] = {false};
+    for (;;) {
+        struct pollfd waits[MOK_MAX_RANKS];
+        size_t count = 0;
+        int32_t lowest = -1;
+        for (int32_t rank = t->ranks - 1; rank > 0; rank--) {
+            if (done[rank]) {
+                continue;
             }
-            memset(&waiting[count], 0, sizeof waiting[count]);
-            waiting[count++].fd = fd;
-        }
-        int kept = 0;
-        for (int i = 0; i < count; i++) {
-            if (listen_to(t, &waiting[i], verdict)) {
-                waiting[kept++] = waiting[i];
+            const int put = tcp_end_write(t->peer[rank], t->frame, bytes);
+            if (put < 0) {
+                return rank;
+            }
+            done[rank] = put > 0;
+            if (put == 0) {
+                waits[count++] = (struct pollfd){t->peer[rank]->socket, POLLOUT, 0};
+                lowest = rank;
             }
         }
-        count = kept;
-        if (fd < 0) {
-            mok_pause_ms(2);
+        if (count == 0 || !tcp_poll(waits, count, deadline_ms)) {
+            return lowest;
         }
     }
-    for (int i = 0; i < count; i++) {
-        (void)close(waiting[i].fd);
-    }
 }
 
-static mok_status open_centre(tcp *t, const char *host, int32_t port)
+/* A frame of each rank. -1, or the rank whose frame will not come: the one whose connection has
+ * ended, else the lowest. */
+static int32_t collect(tcp *t, int64_t deadline_ms, bool *ended)
 {
-    frame verdict;
-    char text[TEXT_BYTES];
-    const int64_t deadline = mok_now_ms() + t->timeout_ms;
-    memset(&verdict, 0, sizeof verdict);
-    const int listener = mok_wire_listen(host, port);
-    MOK_REQUIRE(listener >= 0, MOK_ERROR_DEVICE, "rank 0 cannot listen at %s:%d: %s", host, port,
-                strerror(errno));
-    receive_ranks(t, listener, deadline, &verdict);
-    const int32_t missing = first_missing(t);
-    if (missing >= 0) {
-        (void)snprintf(text, sizeof text, "rank 0 waited for rank %d in phase open, for %d ms",
-                       missing, t->timeout_ms);
-        set_verdict(&verdict, MOK_ERROR_PEER, text);
+    bool done[MOK_MAX_RANKS] = {false};
+    for (int32_t rank = 1; rank < t->ranks; rank++) {
+        t->peer[rank]->have = 0;
     }
-    (void)close(listener);
-    const int64_t soon = mok_now_ms() + GRACE_MS;
-    for (int32_t rank = 0; rank < MOK_MAX_RANKS; rank++) {
-        if (t->fd[rank] >= 0) {
-            (void)mok_wire_send(t->fd[rank], &verdict, sizeof verdict, soon);
+    for (;;) {
+        struct pollfd waits[MOK_MAX_RANKS];
+        size_t count = 0;
+        int32_t lowest = -1;
+        for (int32_t rank = t->ranks - 1; rank > 0; rank--) {
+            const int got = done[rank] ? 1 : tcp_end_read(t->peer[rank]);
+            if (got < 0) {
+                *ended = true;
+                return rank;
+            }
+            done[rank] = got > 0;
+            if (got == 0) {
+                waits[count++] = (struct pollfd){t->peer[rank]->socket, POLLIN, 0};
+                lowest = rank;
+            }
+        }
+        if (count == 0 || !tcp_poll(waits, count, deadline_ms)) {
+            return lowest;
         }
     }
-    MOK_REQUIRE(verdict.status == (int32_t)MOK_OK, (mok_status)verdict.status, "%s", verdict.text);
-    return MOK_OK;
 }
 
-/* ---- The others, joining ---- */
-
-static mok_status open_ray(tcp *t, const char *host, int32_t port)
-{
-    frame verdict;
-    const hello mine = {HELLO_MAGIC, mok_version(), t->ranks, t->rank, 0};
-    const int64_t deadline = mok_now_ms() + t->timeout_ms;
-    t->fd[0] = mok_wire_connect(host, port, deadline);
-    MOK_REQUIRE(t->fd[0] >= 0, MOK_ERROR_PEER,
-                "rank %d waited for rank 0 at %s:%d in phase open, for %d ms: %s", t->rank, host,
-                port, t->timeout_ms, strerror(errno));
-    const int64_t until = mok_now_ms() + t->timeout_ms + GRACE_MS;
-    MOK_REQUIRE(mok_wire_send(t->fd[0], &mine, sizeof mine, until) == 0 &&
-                    mok_wire_receive(t->fd[0], &verdict, sizeof verdict, until) == 0,
-                MOK_ERROR_PEER, "rank %d waited for rank 0's answer in phase open", t->rank);
-    verdict.text[TEXT_BYTES - 1] = '\0';
-    MOK_REQUIRE(verdict.status >= (int32_t)MOK_OK, MOK_ERROR_MISMATCH,
-                "what answers at %s:%d is not a rank", host, port);
-    MOK_REQUIRE(verdict.status == (int32_t)MOK_OK, (mok_status)verdict.status, "%s", verdict.text);
-    return MOK_OK;
-}
-
-/* ---- Gathering ---- */
-
-static void answer(const tcp *t, const frame *head, const void *data, size_t bytes,
-                   int64_t deadline)
+static mok_status compare_parts(const tcp *t, size_t bytes)
 {
     for (int32_t rank = 1; rank < t->ranks; rank++) {
-        if (mok_wire_send(t->fd[rank], head, sizeof *head, deadline) == 0 && bytes > 0) {
-            (void)mok_wire_send(t->fd[rank], data, bytes, deadline);
-        }
+        const tcp_end *end = t->peer[rank];
+        MOK_REQUIRE(tcp_end_kind(end) == TCP_PART && tcp_end_sequence(end) == t->sequence &&
+                        tcp_end_bytes(end) == bytes,
+                    MOK_ERROR_MISMATCH,
+                    "rank %d is in gathering %u of %zu bytes, rank 0 in %u of %zu", rank,
+                    tcp_end_sequence(end), tcp_end_bytes(end), t->sequence, bytes);
     }
-}
-
-static mok_status gather_at_centre(tcp *t, void *out, const void *in, size_t bytes)
-{
-    const int64_t deadline = mok_now_ms() + t->timeout_ms;
-    frame head = {t->sequence, (uint32_t)bytes, (int32_t)MOK_OK, ""};
-    memcpy(t->all, in, bytes);
-    for (int32_t rank = 1; rank < t->ranks && head.status == (int32_t)MOK_OK; rank++) {
-        frame theirs;
-        char text[TEXT_BYTES];
-        if (mok_wire_receive(t->fd[rank], &theirs, sizeof theirs, deadline) != 0) {
-            (void)snprintf(text, sizeof text, "rank 0 waited for rank %d in a gathering", rank);
-            set_verdict(&head, MOK_ERROR_PEER, text);
-        } else if (theirs.sequence != head.sequence || theirs.bytes != head.bytes) {
-            (void)snprintf(text, sizeof text,
-                           "rank %d is in gathering %u of %u bytes, rank 0 in %u of %u", rank,
-                           theirs.sequence, theirs.bytes, head.sequence, head.bytes);
-            set_verdict(&head, MOK_ERROR_MISMATCH, text);
-        } else if (mok_wire_receive(t->fd[rank], t->all + (size_t)rank * bytes, bytes, deadline) !=
-                   0) {
-            (void)snprintf(text, sizeof text, "rank %d went away in a gathering", rank);
-            set_verdict(&head, MOK_ERROR_PEER, text);
-        }
-    }
-    const bool good = head.status == (int32_t)MOK_OK;
-    answer(t, &head, t->all, good ? (size_t)t->ranks * bytes : 0, mok_now_ms() + GRACE_MS);
-    MOK_REQUIRE(good, (mok_status)head.status, "%s", head.text);
-    memcpy(out, t->all, (size_t)t->ranks * bytes);
     return MOK_OK;
 }
 
-static mok_status gather_at_ray(tcp *t, void *out, const void *in, size_t bytes)
+static mok_status lost(const tcp *t, int32_t rank, int64_t since_ms, bool ended)
 {
-    const int64_t deadline = mok_now_ms() + t->timeout_ms + 2 * GRACE_MS;
-    const frame mine = {t->sequence, (uint32_t)bytes, (int32_t)MOK_OK, ""};
-    frame head;
-    MOK_REQUIRE(mok_wire_send(t->fd[0], &mine, sizeof mine, deadline) == 0 &&
-                    mok_wire_send(t->fd[0], in, bytes, deadline) == 0 &&
-                    mok_wire_receive(t->fd[0], &head, sizeof head, deadline) == 0,
-                MOK_ERROR_PEER, "rank %d waited for rank 0 in a gathering", t->rank);
-    head.text[TEXT_BYTES - 1] = '\0';
-    MOK_REQUIRE(head.status == (int32_t)MOK_OK, (mok_status)head.status, "%s", head.text);
-    MOK_REQUIRE(head.sequence == mine.sequence && head.bytes == mine.bytes, MOK_ERROR_MISMATCH,
-                "rank 0 is in gathering %u of %u bytes, rank %d in %u of %u", head.sequence,
-                head.bytes, t->rank, mine.sequence, mine.bytes);
-    MOK_REQUIRE(mok_wire_receive(t->fd[0], out, (size_t)t->ranks * bytes, deadline) == 0,
-                MOK_ERROR_PEER, "rank 0 went away in a gathering");
-    return MOK_OK;
+    return mok_fail(MOK_ERROR_PEER,
+                    "rank 0 waited for rank %d in phase %s, gathering %u, for %lld ms%s", rank,
+                    open_phase(), t->sequence, (long long)(mok_now_ms() - since_ms),
+                    ended ? ": its connection ended" : "");
 }
 
-static int gather(void *context, void *out, const void *in, size_t bytes)
+static mok_status gather_as_0(tcp *t, unsigned char *out, const void *in, size_t bytes)
+{
+    const int64_t since_ms = mok_now_ms();
+    const int64_t deadline_ms = since_ms + t->timeout_ms;
+    bool ended = false;
+    size_t frame_bytes = tcp_frame(t->frame, TCP_WAIT, t->sequence, NULL, 0);
+    int32_t missing = give_all(t, frame_bytes, deadline_ms);
+    if (missing < 0) {
+        missing = collect(t, deadline_ms, &ended);
+    }
+    if (missing > 0) {
+        return lost(t, missing, since_ms, ended);
+    }
+    MOK_TRY(compare_parts(t, bytes));
+    memcpy(out, in, bytes);
+    for (int32_t rank = 1; rank < t->ranks; rank++) {
+        memcpy(out + (size_t)rank * bytes, t->peer[rank]->payload, bytes);
+    }
+    frame_bytes = tcp_frame(t->frame, TCP_ALL, t->sequence, out, (size_t)t->ranks * bytes);
+    missing = give_all(t, frame_bytes, deadline_ms);
+    return missing > 0 ? lost(t, missing, since_ms, false) : MOK_OK;
+}
+
+/* ---- The others ---- */
+
+static mok_status gather_as_other(tcp *t, unsigned char *out, const void *in, size_t bytes)
+{
+    tcp_end *end = t->peer[0];
+    const int64_t since_ms = mok_now_ms();
+    int64_t deadline_ms = since_ms + t->timeout_ms;
+    const size_t frame_bytes = tcp_frame(t->frame, TCP_PART, t->sequence, in, bytes);
+    /* Should this fail, rank 0's last word may still be there to be read. */
+    (void)tcp_end_write_by(end, t->frame, frame_bytes, deadline_ms);
+    for (;;) {
+        char text[240];
+        end->have = 0;
+        const int got = tcp_end_read_by(end, deadline_ms);
+        MOK_REQUIRE(got > 0, MOK_ERROR_PEER,
+                    "rank %d waited for rank 0 in phase %s, gathering %u, for %lld ms%s", t->rank,
+                    open_phase(), t->sequence, (long long)(mok_now_ms() - since_ms),
+                    got < 0 ? ": its connection ended" : "");
+        const tcp_kind kind = tcp_end_kind(end);
+        if (kind == TCP_FAIL) {
+            const mok_status status = tcp_end_verdict(end, text);
+            return mok_fail(status, "%s", text);
+        }
+        MOK_REQUIRE(tcp_end_sequence(end) == t->sequence, MOK_ERROR_MISMATCH,
+                    "rank %d is in gathering %u, rank 0 in gathering %u", t->rank, t->sequence,
+                    tcp_end_sequence(end));
+        if (kind == TCP_ALL && tcp_end_bytes(end) == (size_t)t->ranks * bytes) {
+            memcpy(out, end->payload, (size_t)t->ranks * bytes);
+            return MOK_OK;
+        }
+        MOK_REQUIRE(kind == TCP_WAIT, MOK_ERROR_MISMATCH, "rank %d cannot read rank 0's word",
+                    t->rank);
+        deadline_ms = mok_now_ms() + t->timeout_ms + t->timeout_ms / 4 + 100;
+    }
+}
+
+static int tcp_allgather(void *context, void *out, const void *in, size_t bytes)
 {
     tcp *t = context;
-    if (bytes == 0 || bytes > GATHER_BYTES) {
-        return -1;
+    if (t->status != MOK_OK) {
+        return (int)mok_fail(t->status, "%s", t->text);
+    }
+    if (out == NULL || in == NULL || bytes > TCP_PART_BYTES) {
+        return (int)give_up(t, mok_fail(MOK_ERROR_ARGUMENT,
+                                        "a gathering of %zu bytes, at most %d can be", bytes,
+                                        TCP_PART_BYTES));
+    }
+    if (t->ranks == 1) {
+        memmove(out, in, bytes);
+        return 0;
     }
     const mok_status status =
-        t->rank == 0 ? gather_at_centre(t, out, in, bytes) : gather_at_ray(t, out, in, bytes);
+        t->rank == 0 ? gather_as_0(t, out, in, bytes) : gather_as_other(t, out, in, bytes);
     t->sequence++;
-    return status == MOK_OK ? 0 : -1;
+    if (status == MOK_OK) {
+        return 0;
+    }
+    (void)give_up(t, status);
+    if (t->rank == 0) {
+        tcp_pass_verdict(t, status, t->text);
+    }
+    return (int)mok_fail(status, "%s", t->text);
 }
 
-/* ---- Opening ---- */
+/* ---- Opening and closing ---- */
 
-mok_status mok_bootstrap_tcp_open(mok_bootstrap *out, const char *host, int32_t port, int32_t rank,
-                                  int32_t ranks, int32_t timeout_ms)
+static mok_status check(const mok_bootstrap *out, const char *host, int32_t port, int32_t rank,
+                        int32_t ranks, int32_t timeout_ms)
 {
     MOK_REQUIRE(out != NULL, MOK_ERROR_ARGUMENT, "out is NULL");
-    mok_bootstrap_init(out);
-    MOK_REQUIRE(host != NULL && host[0] != '\0', MOK_ERROR_ARGUMENT, "host is NULL or empty");
+    MOK_REQUIRE(host != NULL && host[0] != '\0' && strlen(host) < 256, MOK_ERROR_ARGUMENT,
+                "host is NULL, empty or longer than 255 bytes");
     MOK_REQUIRE(port >= 1 && port <= 65535, MOK_ERROR_ARGUMENT, "port is %d, must be 1..65535",
                 port);
     MOK_REQUIRE(ranks >= 1 && ranks <= MOK_MAX_RANKS, MOK_ERROR_ARGUMENT,
@@ -301,35 +207,86 @@ mok_status mok_bootstrap_tcp_open(mok_bootstrap *out, const char *host, int32_t 
                 ranks - 1);
     MOK_REQUIRE(timeout_ms >= 1 && timeout_ms <= 86400000, MOK_ERROR_ARGUMENT,
                 "timeout_ms is %d, must be 1..86400000", timeout_ms);
-    tcp *t = calloc(1, sizeof *t);
+    return MOK_OK;
+}
+
+static void release(tcp *t)
+{
+    const mok_allocator allocator = mok_allocator_default();
+    for (int i = 0; i < TCP_ENDS; i++) {
+        tcp_end_close(&t->end[i]);
+    }
+    mok_release(&allocator, t->parts, t->parts_bytes);
+    mok_release(&allocator, t->frame, t->frame_bytes);
+    mok_release(&allocator, t, sizeof *t);
+}
+
+/* Frames of rank 0 are all ranks' parts, which come one by one; of the others the reverse. */
+static mok_status prepare(tcp **out, int32_t rank, int32_t ranks, int32_t timeout_ms)
+{
+    const mok_allocator allocator = mok_allocator_default();
+    tcp *t = mok_allocate(&allocator, sizeof *t);
     MOK_REQUIRE(t != NULL, MOK_ERROR_MEMORY, "no memory for a bootstrap");
+    memset(t, 0, sizeof *t);
+    for (int i = 0; i < TCP_LISTENERS; i++) {
+        t->listener[i] = -1;
+    }
+    for (int i = 0; i < TCP_ENDS; i++) {
+        t->end[i].socket = -1;
+    }
     t->rank = rank;
     t->ranks = ranks;
     t->timeout_ms = timeout_ms;
-    for (int32_t i = 0; i < MOK_MAX_RANKS; i++) {
-        t->fd[i] = -1;
+    t->parts_bytes = (size_t)ranks * TCP_PART_BYTES;
+    t->frame_bytes = TCP_HEAD_BYTES + t->parts_bytes;
+    t->parts = mok_allocate(&allocator, t->parts_bytes);
+    t->frame = mok_allocate(&allocator, t->frame_bytes);
+    if (t->parts == NULL || t->frame == NULL) {
+        release(t);
+        return mok_fail(MOK_ERROR_MEMORY, "no memory for a bootstrap of %d ranks", ranks);
     }
-    const mok_status status = ranks == 1  ? MOK_OK
-                              : rank == 0 ? open_centre(t, host, port)
-                                          : open_ray(t, host, port);
+    *out = t;
+    return MOK_OK;
+}
+
+/* From here on longer frames are welcome. */
+static void make_room(tcp *t)
+{
+    for (int32_t rank = 1; rank < t->ranks && t->rank == 0; rank++) {
+        t->peer[rank]->payload = t->parts + (size_t)rank * TCP_PART_BYTES;
+        t->peer[rank]->room = TCP_PART_BYTES;
+    }
+    if (t->rank != 0) {
+        t->peer[0]->payload = t->parts;
+        t->peer[0]->room = t->parts_bytes;
+    }
+}
+
+mok_status mok_bootstrap_tcp_open(mok_bootstrap *out, const char *host, int32_t port, int32_t rank,
+                                  int32_t ranks, int32_t timeout_ms)
+{
+    tcp *t = NULL;
+    mok_bootstrap_init(out);
+    MOK_TRY(check(out, host, port, rank, ranks, timeout_ms));
+    MOK_TRY(prepare(&t, rank, ranks, timeout_ms));
+    const mok_status status = ranks > 1 ? tcp_meet(t, host, port) : MOK_OK;
     if (status != MOK_OK) {
-        close_all(t);
-        free(t);
+        release(t);
         return status;
     }
+    make_room(t);
     out->rank = rank;
     out->ranks = ranks;
     out->context = t;
-    out->allgather = gather;
+    out->allgather = tcp_allgather;
     return MOK_OK;
 }
 
 void mok_bootstrap_tcp_close(mok_bootstrap *bootstrap)
 {
-    if (bootstrap != NULL && bootstrap->context != NULL) {
-        tcp *t = bootstrap->context;
-        close_all(t);
-        free(t);
+    if (bootstrap != NULL && bootstrap->context != NULL && bootstrap->allgather == tcp_allgather) {
+        release(bootstrap->context);
         bootstrap->context = NULL;
+        bootstrap->allgather = NULL;
     }
 }

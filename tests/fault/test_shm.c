@@ -1,4 +1,5 @@
 /* Ranks as processes: opening, exchanging, and every way in which they do not find each other. */
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -6,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -91,6 +93,24 @@ static void a_missing_rank_1_leaves_no_name(void **state)
     assert_false(object_exists(name));
 }
 
+/* As rank 0 leaves it that is killed in the middle of making it. */
+static void an_unfinished_object_of_rank_0_is_taken_away(void **state)
+{
+    (void)state;
+    char name[64];
+    char object[80];
+    mok_comm *comm = NULL;
+    const mok_comm_config config = quick(200);
+    run_name(name, "unfinished");
+    (void)snprintf(object, sizeof object, "/mok.%s", name);
+    const int handle = shm_open(object, O_CREAT | O_EXCL | O_RDWR, 0600);
+    assert_true(handle >= 0);
+    assert_int_equal(close(handle), 0);
+    assert_int_equal(mok_comm_open_shm(&comm, name, 1, 2, &config), MOK_ERROR_PEER);
+    assert_non_null(strstr(mok_last_error(), "rank 1 waited for rank 0 in phase open"));
+    assert_false(object_exists(name));
+}
+
 /* ---- Several processes ---- */
 
 typedef int (*process_main)(const char *name, int32_t rank, int32_t ranks);
@@ -117,7 +137,9 @@ static int other_number_of_ranks(const char *name, int32_t rank, int32_t ranks)
 {
     mok_comm *comm = NULL;
     const mok_comm_config config = quick(1000);
-    return (int)mok_comm_open_shm(&comm, name, rank, ranks + rank, &config);
+    const mok_status status = mok_comm_open_shm(&comm, name, rank, ranks + rank, &config);
+    const char *named = rank == 0 ? "rank 0 waited for rank 1 in phase open" : "rank 1 has version";
+    return strstr(mok_last_error(), named) != NULL ? (int)status : -1;
 }
 
 static void another_number_of_ranks_is_a_mismatch(void **state)
@@ -233,6 +255,7 @@ int main(void)
         cmocka_unit_test(one_rank_alone_works_and_leaves_no_name),
         cmocka_unit_test(a_missing_rank_0_is_named_after_the_deadline),
         cmocka_unit_test(a_missing_rank_1_leaves_no_name),
+        cmocka_unit_test(an_unfinished_object_of_rank_0_is_taken_away),
         cmocka_unit_test(another_number_of_ranks_is_a_mismatch),
         cmocka_unit_test(processes_exchange_in_step),
         cmocka_unit_test(a_process_that_dies_is_named_and_leaves_no_object),

@@ -278,6 +278,11 @@ void device_problem_upload(device_problem *d)
     const size_t routes = (size_t)(p->tokens * p->slots);
     cuda_must(cudaMemcpy(d->x, p->x, (size_t)(p->tokens * p->hidden) * 2, cudaMemcpyHostToDevice),
               "x");
+    if (d->dy != NULL) {
+        cuda_must(
+            cudaMemcpy(d->dy, p->dy, (size_t)(p->tokens * p->hidden) * 2, cudaMemcpyHostToDevice),
+            "dy");
+    }
     cuda_must(cudaMemcpy(d->router_weights, p->router_weights, routes * 4, cudaMemcpyHostToDevice),
               "router weights");
     if (!d->config.int64_routes) {

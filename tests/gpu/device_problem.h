@@ -43,7 +43,7 @@ device_config device_config_default(void);
 mok_status device_problem_open(device_problem *d, problem *p, const device_config *config);
 void device_problem_close(device_problem *d);
 
-/* Copies x, routes and router weights again from the problem. */
+/* Copies x, dy, routes and router weights again from the problem. */
 void device_problem_upload(device_problem *d);
 
 /* Fills y with a byte. */
