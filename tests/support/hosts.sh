@@ -4,12 +4,19 @@
 #   hosts_possible            true where such namespaces may be made
 #   hosts_enter SCRIPT ...    runs a script where hosts can be made
 #   hosts_make COUNT          hosts 10.77.0.1 .. 10.77.0.COUNT; $hosts_agent is mpirun's way to start there
+#
+# Who is not root becomes that of a user namespace, where the system allows it.
+hosts_user=""
+[ "$(id -u)" = 0 ] || hosts_user="--user --map-root-user"
+
 hosts_possible() {
-    command -v ip >/dev/null 2>&1 && unshare --net --mount --pid --ipc --uts --fork true 2>/dev/null
+    # shellcheck disable=SC2086 # a list of options
+    command -v ip >/dev/null 2>&1 && unshare $hosts_user --net --mount --pid --ipc --uts --fork true 2>/dev/null
 }
 
 hosts_enter() {
-    unshare --net --mount --pid --fork --kill-child --mount-proc bash "$@"
+    # shellcheck disable=SC2086
+    unshare $hosts_user --net --mount --pid --fork --kill-child --mount-proc bash "$@"
 }
 
 hosts_make() {
