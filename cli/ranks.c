@@ -3,11 +3,11 @@
 
 #include <inttypes.h>
 #include <mok/mok_ranks.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #ifdef MOK_HAVE_MPI
@@ -99,6 +99,9 @@ static bool launched_by_mpi(void)
 
 #ifdef MOK_HAVE_MPI
 
+/* The others shall have said what they saw before a launcher ends them for our code. */
+#define LAST_WORDS_MS 500
+
 /* Initialising and finalising wait for every rank, without a deadline of their own: an alarm ends
  * the process. What it says is made before, since a handler may do no more than write. */
 static char late_text[200];
@@ -108,6 +111,7 @@ static void too_late(int number)
     const ssize_t ignored = write(STDERR_FILENO, late_text, strlen(late_text));
     (void)ignored;
     (void)number;
+    (void)poll(NULL, 0, LAST_WORDS_MS);
     _exit(1);
 }
 
@@ -158,10 +162,8 @@ static mok_status open_mpi(mok_comm **out, const cli_ranks *by, const mok_comm_c
 static void end_mpi(cli_ranks *by, int code)
 {
     if (code != 0) {
-        /* The others shall have said what they saw before a launcher ends them for our code. */
-        const struct timespec pause = {0, 500000000};
         (void)fflush(NULL);
-        (void)nanosleep(&pause, NULL);
+        (void)poll(NULL, 0, LAST_WORDS_MS);
         _exit(code);
     }
     set_alarm(by, "MPI_Finalize");

@@ -56,7 +56,7 @@ disturb() {
     striker=$!
     begin=$(date +%s)
     # shellcheck disable=SC2086 # lists of options
-    timeout 60 mpirun $recovery "$@" -n 3 "$MOK" train $options --steps 50000 --save-every 2 --timeout-ms 1500 \
+    timeout -k 5 60 mpirun $recovery "$@" -n 3 "$MOK" train $options --steps 50000 --save-every 2 --timeout-ms 1500 \
         --out "$out" >/dev/null 2>"$work/log"
     code=$?
     spent=$(($(date +%s) - begin))
@@ -92,7 +92,7 @@ on_one_host() {
     done
     # Other options on one rank: all refuse, naming rank and option.
     # shellcheck disable=SC2086
-    timeout 60 mpirun --oversubscribe -n 2 "$MOK" train $options --steps 6 --out "$work/p" : \
+    timeout -k 5 60 mpirun --oversubscribe -n 2 "$MOK" train $options --steps 6 --out "$work/p" : \
         -n 1 "$MOK" train $options --steps 6 --out "$work/p" --seed 2 >/dev/null 2>"$work/log"
     [ "$(grep -c 'rank 2 runs with seed 2, rank 0 with 1' "$work/log")" -ge 1 ] || fail "seeds: $(cat "$work/log")"
     disturb one-host KILL --oversubscribe
@@ -107,7 +107,7 @@ on_hosts() {
         "8 10.77.0.1:2,10.77.0.2:2,10.77.0.3:2,10.77.0.4:2" "8 10.77.0.3:5,10.77.0.1:3"; do
         ranks=${layout%% *}
         # shellcheck disable=SC2086
-        timeout 60 mpirun $mpi --host "${layout#* }" -n $ranks "$MOK" train ${options%--quiet} --steps 6 --sample-bytes 0 \
+        timeout -k 5 60 mpirun $mpi --host "${layout#* }" -n $ranks "$MOK" train ${options%--quiet} --steps 6 --sample-bytes 0 \
             --out "$work/p" >"$work/said" 2>&1
         expect_digest "hosts $layout"
         grep -q 'exchanges messages with [1-7]' "$work/said" || fail "hosts $layout: no messages: $(cat "$work/said")"
