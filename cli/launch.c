@@ -2,7 +2,7 @@
  *
  * Each gets MOK_RANK, MOK_RANKS and MOK_SHM. When one ends badly the others notice by themselves
  * within their deadline; whoever is still there after --grace seconds more is killed. Children die
- * with the launcher. */
+ * with the launcher. Behind the last of them no name of theirs is left in /dev/shm. */
 #define _DEFAULT_SOURCE /* prctl's header */
 #include <errno.h>
 #include <inttypes.h>
@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -140,6 +141,15 @@ static int wait_for_all(children *c, double grace_s)
     return c->code != 0 ? c->code : signalled != 0 ? EXIT_CODE_FAULT : EXIT_CODE_OK;
 }
 
+/* Ranks take the name of their memory away before they leave the opening (src/comm/shm.c). Where
+ * all of them were killed before that, nobody else would. */
+static void take_name_away(const char *name)
+{
+    char object[80];
+    (void)snprintf(object, sizeof object, "/mok.%s", name);
+    (void)shm_unlink(object);
+}
+
 /* Where the command begins: behind "--". */
 static int command_at(int argc, char **argv)
 {
@@ -182,5 +192,8 @@ int mok_cli_launch(int argc, char **argv)
     action.sa_handler = on_signal;
     (void)sigaction(SIGINT, &action, NULL);
     (void)sigaction(SIGTERM, &action, NULL);
-    return start(&c, argv + at, ranks, name) ? wait_for_all(&c, grace_s) : EXIT_CODE_FAULT;
+    const bool started = start(&c, argv + at, ranks, name);
+    const int end = wait_for_all(&c, grace_s);
+    take_name_away(name);
+    return started ? end : EXIT_CODE_FAULT;
 }

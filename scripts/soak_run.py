@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 
-GRACE_S = 2  # what mok launch gives the others once a rank has failed
+GRACE_S = 1.5  # beyond the ranks' deadline: what mok launch gives the others once a rank has failed
 
 # How ranks come about: what stands before the command; what is added to the environment; whether the launcher itself
 # ends a rank that is stopped; and whether its own code tells of a rank that failed. mpirun's does not with
@@ -15,7 +15,7 @@ GRACE_S = 2  # what mok launch gives the others once a rank has failed
 # started here, and each one's code is seen.
 MPIRUN = ["mpirun", "--enable-recovery", "--oversubscribe", "--allow-run-as-root", "-n", "{ranks}"]
 LAUNCHERS = {
-    "shm": {"command": ["{mok}", "launch", "--ranks", "{ranks}", "--grace", str(GRACE_S), "--"], "environment": {},
+    "shm": {"command": ["{mok}", "launch", "--ranks", "{ranks}", "--grace", "{grace}", "--"], "environment": {},
             "ends_stopped": True, "tells_code": True},
     "bare": {"command": None, "environment": {}, "ends_stopped": False, "tells_code": True},
     "mpi": {"command": MPIRUN, "environment": {}, "ends_stopped": False, "tells_code": False},
@@ -57,7 +57,7 @@ def named_objects():
 class Run:
     """One run of mok train as processes."""
 
-    def __init__(self, soak, launcher, ranks, work, environment=None):
+    def __init__(self, soak, launcher, ranks, work, environment=None, threads=1):
         self.soak, self.launcher, self.ranks, self.work = soak, LAUNCHERS[launcher], ranks, work
         self.id = f"{os.getpid()}-{work.name}"
         self.out = work / "out"
@@ -66,7 +66,7 @@ class Run:
         env = dict(os.environ, MOK_SOAK_ID=self.id, SOAK_WORK=str(work), **self.launcher["environment"])
         env.update(environment or {})
         command = ["sh", "-c", WRAPPER, "rank", str(soak.mok), "train", *soak.options, "--out", str(self.out),
-                   "--threads", "1", "--timeout-ms", str(soak.timeout_ms)]
+                   "--threads", str(threads), "--timeout-ms", str(soak.timeout_ms)]
         self.stdout = open(work / "stdout", "wb")
         self.stderr = open(work / "stderr", "wb")
         self.begin = time.time()
@@ -75,7 +75,7 @@ class Run:
                 own = dict(env, MOK_RANK=str(rank), MOK_RANKS=str(ranks), MOK_SHM=f"soak-{self.id}")
                 self.start(command, own)
         else:
-            fill = {"mok": str(soak.mok), "ranks": str(ranks)}
+            fill = {"mok": str(soak.mok), "ranks": str(ranks), "grace": str(soak.timeout_ms / 1000 + GRACE_S)}
             self.start([part.format(**fill) for part in self.launcher["command"]] + command, env)
 
     def start(self, command, env):

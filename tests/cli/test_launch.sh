@@ -73,6 +73,14 @@ VICTIM
     [ "$now" = "$before" ] || fail "$signal: objects in /dev/shm: $before before, $now after"
 }
 
+# All are killed while they meet: rank 1 ends before it opens, and rank 0 gets no time to notice. The launcher takes
+# their name away.
+"$MOK" launch --ranks 2 --grace 0 -- sh -c '[ "$MOK_RANK" = 1 ] && sleep 0.5 && exit 7; exec "$@"' sh \
+    "$MOK" train $options --steps 6 --out "$work/met" >/dev/null 2>&1
+[ $? = 7 ] || fail "the launcher must end with the first rank's code"
+now=$(objects)
+[ "$now" = "$before" ] || fail "killed while they met: objects in /dev/shm: $before before, $now after"
+
 disturb KILL
 # The last checkpoint is whole; at another number of ranks it leads where an undisturbed run leads.
 # shellcheck disable=SC2086 # a list of options
