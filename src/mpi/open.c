@@ -40,15 +40,29 @@ static mok_status check_mpi(void)
     return MOK_OK;
 }
 
+/* What the meeting failed with names a rank; this adds the phase. */
+static mok_status name_missing(void)
+{
+    char text[MOK_ERROR_TEXT_BYTES];
+    (void)snprintf(text, sizeof text, "%s", mok_last_error());
+    return mok_fail(MOK_ERROR_PEER, "%.180s in phase open", text);
+}
+
+/* When this does not end, MPI does not say who is missing: whoever is left meets once more. */
+
 static mok_status duplicate(mok_mpi_state *s, MPI_Comm comm)
 {
     MPI_Request request = MPI_REQUEST_NULL;
-    MOK_REQUIRE(MPI_Comm_idup(comm, &s->comm, &request) == MPI_SUCCESS &&
-                    mok_mpi_wait(s, 1, &request) == 0,
-                MOK_ERROR_PEER,
-                "rank %d could not duplicate the MPI communicator within %d ms in phase open",
-                s->rank, s->timeout_ms);
-    return MOK_OK;
+    if (MPI_Comm_idup(comm, &s->comm, &request) == MPI_SUCCESS &&
+        mok_mpi_wait(s, 1, &request) == 0) {
+        return MOK_OK;
+    }
+    if (mok_mpi_gather(s, comm, 0) != 0) {
+        return name_missing();
+    }
+    return mok_fail(MOK_ERROR_PEER,
+                    "rank %d could not duplicate the MPI communicator within %d ms in phase open",
+                    s->rank, s->timeout_ms);
 }
 
 /* While this runs, comm returns errors; the duplicate inherits that. */
@@ -57,14 +71,7 @@ static mok_status meet(mok_mpi_state *s, MPI_Comm comm)
     MPI_Errhandler old = MPI_ERRORS_ARE_FATAL;
     (void)MPI_Comm_get_errhandler(comm, &old);
     (void)MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
-    mok_status status = MOK_OK;
-    if (mok_mpi_gather(s, comm, 0) != 0) {
-        char text[MOK_ERROR_TEXT_BYTES];
-        (void)snprintf(text, sizeof text, "%s", mok_last_error());
-        status = mok_fail(MOK_ERROR_PEER, "%.180s in phase open", text);
-    } else {
-        status = duplicate(s, comm);
-    }
+    const mok_status status = mok_mpi_gather(s, comm, 0) != 0 ? name_missing() : duplicate(s, comm);
     (void)MPI_Comm_set_errhandler(comm, old);
     (void)MPI_Errhandler_free(&old);
     return status;
