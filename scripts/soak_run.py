@@ -57,8 +57,9 @@ def named_objects():
 class Run:
     """One run of mok train as processes."""
 
-    def __init__(self, soak, launcher, ranks, work, environment=None, threads=1):
+    def __init__(self, soak, launcher, ranks, work, environment=None, threads=1, timeout_ms=None):
         self.soak, self.launcher, self.ranks, self.work = soak, LAUNCHERS[launcher], ranks, work
+        timeout_ms = timeout_ms or soak.timeout_ms
         self.id = f"{os.getpid()}-{work.name}"
         self.out = work / "out"
         self.children, self.codes = [], []
@@ -66,7 +67,7 @@ class Run:
         env = dict(os.environ, MOK_SOAK_ID=self.id, SOAK_WORK=str(work), **self.launcher["environment"])
         env.update(environment or {})
         command = ["sh", "-c", WRAPPER, "rank", str(soak.mok), "train", *soak.options, "--out", str(self.out),
-                   "--threads", str(threads), "--timeout-ms", str(soak.timeout_ms)]
+                   "--threads", str(threads), "--timeout-ms", str(timeout_ms)]
         self.stdout = open(work / "stdout", "wb")
         self.stderr = open(work / "stderr", "wb")
         self.begin = time.time()
