@@ -31,8 +31,8 @@ typedef struct mok_link {
     size_t struct_bytes;
     void *context; /* passed to each */
 
-    /* Starts sending; the message stays as it is until the slot's `sent` says 1. 0, or -1 on
-     * failure. */
+    /* Starts sending; the message stays as it is until the slot's `sent` says 1 or `close` returns.
+     * 0, or -1 on failure. */
     int (*send)(void *context, int32_t peer, int32_t slot, const void *message, size_t bytes);
     /* 1 when the slot's message is on its way and its memory free, 0 not yet, -1 on failure. */
     int (*sent)(void *context, int32_t peer, int32_t slot);
@@ -40,8 +40,8 @@ typedef struct mok_link {
      * yet; -1 on failure. A failure means that the peer is gone. */
     int (*receive)(void *context, int32_t peer, const void **message, size_t *bytes);
     /* Called once, when the communicator is closed or could not be opened, unless the bootstrap
-     * itself was refused; may be NULL. healthy is false after a fault: peers may be gone, and
-     * nothing that waits for them may be called. */
+     * itself was refused; may be NULL. After it messages' memory is gone, sent or not. healthy is
+     * false after a fault: peers may be gone, and nothing that waits for them may be called. */
     void (*close)(void *context, bool healthy);
 } mok_link;
 

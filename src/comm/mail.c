@@ -512,6 +512,9 @@ void mok_mail_close(mok_comm *comm)
         atomic_store_explicit(&mail->stop, true, memory_order_release);
         pthread_join(mail->courier, NULL);
     }
+    if (mail->link.close != NULL) { /* before the memory of what it may still be sending goes */
+        mail->link.close(mail->link.context, healthy);
+    }
     for (int32_t peer = 0; peer < comm->size; peer++) {
         outbox *box = mail->box[peer];
         if (box != NULL) {
@@ -521,9 +524,6 @@ void mok_mail_close(mok_comm *comm)
         }
     }
     pthread_mutex_destroy(&mail->parts_lock);
-    if (mail->link.close != NULL) {
-        mail->link.close(mail->link.context, healthy);
-    }
     mok_release(&comm->allocator, mail, sizeof *mail);
     comm->mail = NULL;
 }

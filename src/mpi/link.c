@@ -1,5 +1,5 @@
 /* Messages by MPI point-to-point calls. MPI keeps the order of messages between two ranks, and a
- * send's memory is free when its request has completed, which is all that a link promises.
+ * slot is free when its request has completed, which is all that a link promises.
  *
  * A rank's last word to a peer is an empty message. Whoever has it from every peer may free the
  * communicator: a message that came later would be kept by MPI for the next communicator that gets
@@ -9,10 +9,30 @@
 #include "comm/objects.h"
 #include "mpi/state.h"
 
+/* NULL without memory. */
+static mok_mpi_lane *lane_to(mok_mpi_state *s, int32_t peer)
+{
+    if (s->lane[peer] == NULL) {
+        const mok_allocator allocator = mok_allocator_default();
+        mok_mpi_lane *lane = mok_allocate(&allocator, sizeof *lane);
+        if (lane != NULL) {
+            lane->posted = false;
+            lane->ended = false;
+        }
+        s->lane[peer] = lane;
+    }
+    return s->lane[peer];
+}
+
 static int link_send(void *context, int32_t peer, int32_t slot, const void *message, size_t bytes)
 {
     mok_mpi_state *s = context;
-    return MPI_Isend(message, (int)bytes, MPI_BYTE, peer, MOK_MPI_LINK_TAG, s->comm,
+    mok_mpi_lane *lane = lane_to(s, peer);
+    if (lane == NULL) {
+        return -1;
+    }
+    memcpy(lane->sent[slot], message, bytes);
+    return MPI_Isend(lane->sent[slot], (int)bytes, MPI_BYTE, peer, MOK_MPI_LINK_TAG, s->comm,
                      &s->sending[peer][slot]) == MPI_SUCCESS
                ? 0
                : -1;
@@ -30,21 +50,15 @@ static int link_sent(void *context, int32_t peer, int32_t slot)
 
 static int post(mok_mpi_state *s, int32_t peer)
 {
-    mok_mpi_inbox *inbox = s->inbox[peer];
-    if (inbox == NULL) {
-        inbox = mok_allocate(&s->allocator, sizeof *inbox);
-        if (inbox == NULL) {
-            return -1;
-        }
-        inbox->posted = false;
-        inbox->ended = false;
-        s->inbox[peer] = inbox;
+    mok_mpi_lane *lane = lane_to(s, peer);
+    if (lane == NULL) {
+        return -1;
     }
-    if (!inbox->posted && !inbox->ended) {
-        inbox->posted = MPI_Irecv(inbox->message, MOK_LINK_MESSAGE_BYTES, MPI_BYTE, peer,
-                                  MOK_MPI_LINK_TAG, s->comm, &inbox->request) == MPI_SUCCESS;
+    if (!lane->posted && !lane->ended) {
+        lane->posted = MPI_Irecv(lane->received, MOK_LINK_MESSAGE_BYTES, MPI_BYTE, peer,
+                                 MOK_MPI_LINK_TAG, s->comm, &lane->request) == MPI_SUCCESS;
     }
-    return inbox->posted || inbox->ended ? 0 : -1;
+    return lane->posted || lane->ended ? 0 : -1;
 }
 
 static int link_receive(void *context, int32_t peer, const void **message, size_t *bytes)
@@ -56,25 +70,25 @@ static int link_receive(void *context, int32_t peer, const void **message, size_
     if (post(s, peer) != 0) { /* here, so that the message before stays until it is asked for */
         return -1;
     }
-    mok_mpi_inbox *inbox = s->inbox[peer];
-    if (inbox->ended) {
+    mok_mpi_lane *lane = s->lane[peer];
+    if (lane->ended) {
         return 0;
     }
-    if (MPI_Test(&inbox->request, &done, &status) != MPI_SUCCESS) {
-        inbox->posted = false;
+    if (MPI_Test(&lane->request, &done, &status) != MPI_SUCCESS) {
+        lane->posted = false;
         return -1;
     }
     if (!done) {
         return 0;
     }
-    inbox->posted = false;
+    lane->posted = false;
     if (MPI_Get_count(&status, MPI_BYTE, &count) != MPI_SUCCESS || count < 0) {
         return -1;
     }
-    inbox->ended = count == 0;
-    *message = inbox->message;
+    lane->ended = count == 0;
+    *message = lane->received;
     *bytes = (size_t)count;
-    return !inbox->ended;
+    return !lane->ended;
 }
 
 /* Reads what the peers still have to say. True when all have said their last word; false when one
@@ -85,9 +99,9 @@ static bool all_ended(mok_mpi_state *s, bool *failed)
     for (int peer = 0; peer < s->ranks && !*failed; peer++) {
         const void *message;
         size_t bytes;
-        if (s->inbox[peer] != NULL) {
+        if (s->lane[peer] != NULL) {
             *failed = link_receive(s, peer, &message, &bytes) < 0;
-            ended = ended && s->inbox[peer]->ended;
+            ended = ended && s->lane[peer]->ended;
         }
     }
     return ended;
@@ -100,7 +114,7 @@ static bool say_last_words(mok_mpi_state *s)
     int count = 0;
     bool failed = false;
     for (int peer = 0; peer < s->ranks && !failed; peer++) {
-        if (s->inbox[peer] != NULL) {
+        if (s->lane[peer] != NULL) {
             failed = MPI_Isend(NULL, 0, MPI_BYTE, peer, MOK_MPI_LINK_TAG, s->comm, &last[count]) !=
                      MPI_SUCCESS;
             count += !failed;

@@ -49,7 +49,6 @@ static mok_status name_missing(void)
 }
 
 /* When this does not end, MPI does not say who is missing: whoever is left meets once more. */
-
 static mok_status duplicate(mok_mpi_state *s, MPI_Comm comm)
 {
     MPI_Request request = MPI_REQUEST_NULL;
@@ -83,10 +82,10 @@ static mok_status make_state(mok_mpi_state **out, MPI_Comm comm, const mok_comm_
     MOK_REQUIRE(comm != MPI_COMM_NULL, MOK_ERROR_ARGUMENT, "comm is MPI_COMM_NULL");
     MOK_REQUIRE(MPI_Comm_test_inter(comm, &between) == MPI_SUCCESS && between == 0,
                 MOK_ERROR_ARGUMENT, "comm is not an intracommunicator");
-    mok_mpi_state *s = mok_allocate(&config->allocator, sizeof *s);
+    const mok_allocator allocator = mok_allocator_default();
+    mok_mpi_state *s = mok_allocate(&allocator, sizeof *s);
     MOK_REQUIRE(s != NULL, MOK_ERROR_MEMORY, "no memory for MPI messages");
     memset(s, 0, sizeof *s);
-    s->allocator = config->allocator;
     s->timeout_ms = config->timeout_ms;
     for (int peer = 0; peer < MOK_MAX_RANKS; peer++) {
         for (int slot = 0; slot < MOK_LINK_SLOTS; slot++) {
@@ -98,7 +97,7 @@ static mok_status make_state(mok_mpi_state **out, MPI_Comm comm, const mok_comm_
     if (s->ranks > MOK_MAX_RANKS) {
         const mok_status status =
             mok_fail(MOK_ERROR_ARGUMENT, "comm has %d ranks, at most %d", s->ranks, MOK_MAX_RANKS);
-        mok_release(&config->allocator, s, sizeof *s);
+        mok_release(&allocator, s, sizeof *s);
         return status;
     }
     *out = s;

@@ -99,17 +99,17 @@ int mok_mpi_gather(mok_mpi_state *state, MPI_Comm comm, size_t bytes)
 
 void mok_mpi_state_end(mok_mpi_state *state, bool healthy)
 {
-    const mok_allocator allocator = state->allocator;
+    const mok_allocator allocator = mok_allocator_default();
     bool used = false; /* by messages, which nobody has waited for unless healthy */
     for (int peer = 0; peer < state->ranks; peer++) {
-        used = used || state->inbox[peer] != NULL;
+        used = used || state->lane[peer] != NULL;
     }
     if (state->abandoned || (used && !healthy)) {
         return;
     }
     for (int peer = 0; peer < state->ranks; peer++) {
-        if (state->inbox[peer] != NULL) {
-            mok_release(&allocator, state->inbox[peer], sizeof *state->inbox[peer]);
+        if (state->lane[peer] != NULL) {
+            mok_release(&allocator, state->lane[peer], sizeof *state->lane[peer]);
         }
     }
     if (healthy) {

@@ -12,24 +12,26 @@
 #define MOK_MPI_GATHER_TAG MOK_MPI_TAG
 #define MOK_MPI_LINK_TAG (MOK_MPI_TAG + 1)
 
-/* Messages from one peer: the buffer of the receive that is posted, or was answered last. */
-typedef struct mok_mpi_inbox {
-    MPI_Request request;
+/* Messages between this rank and one peer. */
+typedef struct mok_mpi_lane {
+    MPI_Request request; /* the receive that is posted, or was answered last */
     bool posted;
     bool ended; /* the peer's last word, an empty message, has come */
-    unsigned char message[MOK_LINK_MESSAGE_BYTES];
-} mok_mpi_inbox;
+    unsigned char received[MOK_LINK_MESSAGE_BYTES];
+    unsigned char sent[MOK_LINK_SLOTS][MOK_LINK_MESSAGE_BYTES];
+} mok_mpi_lane;
 
-/* Once a call has been given up while it was under way, MPI may still write here: then the memory
- * stays, `abandoned`, until the process ends. */
+/* Once a call has been given up while it was under way, MPI may still read and write here: then the
+ * memory stays, `abandoned`, until the process ends. So it is malloc's, not the caller's
+ * allocator's, and messages are sent from here, not from memory that the communicator gives back.
+ */
 typedef struct mok_mpi_state {
-    mok_allocator allocator;
     MPI_Comm comm; /* the library's own */
     int rank, ranks;
     int32_t timeout_ms;
     bool abandoned;
     MPI_Request sending[MOK_MAX_RANKS][MOK_LINK_SLOTS];
-    mok_mpi_inbox *inbox[MOK_MAX_RANKS]; /* NULL until a message is looked for */
+    mok_mpi_lane *lane[MOK_MAX_RANKS]; /* NULL until a message is looked for, or sent */
     unsigned char gather_in[MOK_MPI_GATHER_BYTES];
     unsigned char gather_out[MOK_MAX_RANKS * MOK_MPI_GATHER_BYTES];
 } mok_mpi_state;

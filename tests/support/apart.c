@@ -18,6 +18,7 @@ typedef struct lane {
         const void *message;
         size_t bytes;
         int32_t slot;
+        bool garbled;
     } waiting[MOK_LINK_SLOTS];
     int32_t count;      /* of them, the first the oldest */
     bool taken;         /* the receiver has the first */
@@ -25,7 +26,7 @@ typedef struct lane {
     int32_t sent_count; /* since the beginning */
     bool busy[MOK_LINK_SLOTS];
     bool broken, held;
-    unsigned char garbled[MOK_LINK_MESSAGE_BYTES];
+    unsigned char shown[MOK_LINK_MESSAGE_BYTES]; /* the first, where the receiver has it */
 } lane;
 
 typedef struct world {
@@ -86,13 +87,10 @@ static int link_send(void *context, int32_t peer, int32_t slot, const void *mess
     const bool fits = !l->broken && l->count < MOK_LINK_SLOTS && !l->busy[slot] &&
                       bytes <= MOK_LINK_MESSAGE_BYTES;
     if (fits) {
-        if (has_fault(m, m->rank, peer) && l->sent_count == plan->garble_at) {
-            memcpy(l->garbled, message, bytes);
-            memset(l->garbled, 0xEE, 4);
-            message = l->garbled;
-        }
         l->waiting[l->count].message = message;
         l->waiting[l->count].bytes = bytes;
+        l->waiting[l->count].garbled =
+            has_fault(m, m->rank, peer) && l->sent_count == plan->garble_at;
         l->waiting[l->count++].slot = slot;
         l->busy[slot] = true;
     }
@@ -133,7 +131,11 @@ static int link_receive(void *context, int32_t peer, const void **message, size_
     if (l->count > 0 && l->looks < m->of->plan->slow * (1 + (peer + m->rank) % 3)) {
         l->looks++;
     } else if (l->count > 0) {
-        *message = l->waiting[0].message;
+        memcpy(l->shown, l->waiting[0].message, l->waiting[0].bytes);
+        if (l->waiting[0].garbled) {
+            memset(l->shown, 0xEE, 4);
+        }
+        *message = l->shown;
         *bytes = l->waiting[0].bytes;
         l->taken = true;
         l->looks = 0;
@@ -143,6 +145,20 @@ static int link_receive(void *context, int32_t peer, const void **message, size_
     }
     pthread_mutex_unlock(&l->lock);
     return got;
+}
+
+/* What nobody has asked for yet is lost: the sender takes the memory back. */
+static void link_close(void *context, bool healthy)
+{
+    const member *m = context;
+    (void)healthy;
+    for (int32_t peer = 0; peer < m->of->ranks; peer++) {
+        lane *l = lane_of(m, m->rank, peer);
+        pthread_mutex_lock(&l->lock);
+        l->count = 0;
+        l->taken = false;
+        pthread_mutex_unlock(&l->lock);
+    }
 }
 
 static int gather(void *context, void *out, const void *in, size_t bytes)
@@ -177,7 +193,7 @@ static mok_status open_member(mok_comm **comm, int32_t rank, void *context)
 {
     member *m = (member *)context + rank;
     const apart_plan *plan = m->of->plan;
-    const mok_link link = {sizeof link, m, link_send, link_sent, link_receive, NULL};
+    const mok_link link = {sizeof link, m, link_send, link_sent, link_receive, link_close};
     mok_bootstrap bootstrap;
     mok_bootstrap_init(&bootstrap);
     bootstrap.rank = rank;
