@@ -30,7 +30,7 @@ extern "C" {
  * MPI_THREAD_SERIALIZED the program itself must not call MPI meanwhile. No call waits longer than
  * timeout_ms for a rank that does not come, and it is named. After a fault the communicator's
  * messages are abandoned, not awaited, and MPI_Finalize may hang as after the death of any rank; a
- * program then ends by _exit or MPI_Abort. What MPI reads and writes, 0.4 MB a rank, is malloc's
+ * program then ends by _exit or MPI_Abort. What MPI reads and writes, 0.4 MB a peer, is malloc's
  * and then stays until the process ends. Errors: ARGUMENT, MEMORY, MISMATCH, UNSUPPORTED (thread
  * level), DEVICE, PEER. */
 MOK_API mok_status mok_comm_open_mpi(mok_comm **out, MPI_Comm comm, bool share_memory,
